@@ -1,0 +1,1 @@
+"""Pure privacy mathematics: floats, arrays, frozen dataclasses. No I/O, no torch, no Prefect."""

@@ -1,0 +1,1 @@
+"""The story, readable top to bottom, and the `remerge` command."""

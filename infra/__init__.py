@@ -1,0 +1,1 @@
+"""The outside world: object store, MLflow, Prefect, settings and documents."""

@@ -1,0 +1,32 @@
+"""One way to write a JSON document, and the digests of what is stored."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from typing import Any
+
+
+def canonical_json(document: Any) -> bytes:
+    """The one byte form of a JSON document: sorted keys, no spaces, no NaN or infinity, UTF-8.
+
+    Floats are written so that they read back to the same float64.
+    """
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    return text.encode()
+
+
+def sha256_hex(content: bytes) -> str:
+    """SHA-256 of the bytes, as 64 hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def digest(document: Any) -> str:
+    """SHA-256 of a document's canonical form."""
+    return sha256_hex(canonical_json(document))
+
+
+def keyed_digest(content: bytes, key: bytes) -> str:
+    """HMAC-SHA-256, for digests of private rows: without the key nobody can test a guess of the rows."""
+    return hmac.new(key, content, hashlib.sha256).hexdigest()

@@ -1,0 +1,326 @@
+"""The documents in S3: each with a schema version, validated strictly, unknown fields refused.
+
+Their JSON Schemas are published in `infra/schemas/` (written by `python -m infra.documents`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from accounting.errors import InvalidInput
+from infra.canonical import canonical_json, digest, sha256_hex
+
+NAME = r"^[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?$"
+SHA256 = r"^[0-9a-f]{64}$"
+
+
+def _require_utc(value: datetime) -> datetime:
+    if value.tzinfo is None:
+        raise ValueError("a time needs its time zone, for example 2026-11-29T14:00:00Z")
+    return value.astimezone(UTC)
+
+
+Name = Annotated[str, Field(pattern=NAME)]
+Digest = Annotated[str, Field(pattern=SHA256)]
+Time = Annotated[datetime, Field(strict=False), AfterValidator(_require_utc)]
+Relation = Literal["replace_one", "add_or_remove_one", "replace_special"]
+
+
+class Document(BaseModel):
+    """A frozen, strictly typed JSON document."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    def content(self) -> bytes:
+        """The canonical bytes, as stored."""
+        return canonical_json(self.model_dump(mode="json"))
+
+    def sha256(self) -> str:
+        """Digest of the canonical bytes."""
+        return sha256_hex(self.content())
+
+    @classmethod
+    def from_content(cls, content: bytes, where: str) -> Self:
+        """Read a stored document.
+
+        Raises:
+            InvalidInput: one sentence that names the document and the first field at fault.
+        """
+        try:
+            return cls.from_fields(json.loads(content), where)
+        except (json.JSONDecodeError, UnicodeDecodeError):
+            raise InvalidInput(f"{where} is not JSON; restore it from a backup or write it anew.") from None
+
+    @classmethod
+    def from_fields(cls, fields: Any, where: str) -> Self:
+        """Validate a mapping; lists stand for tuples, as in JSON."""
+        try:
+            return cls.model_validate_json(json.dumps(fields))
+        except ValidationError as error:
+            raise InvalidInput(f"{where}: {first_fault(error)}") from None
+
+
+def first_fault(error: ValidationError) -> str:
+    """The first validation fault, as a sentence with the field's name and the value found."""
+    fault = error.errors(include_url=False, include_context=False)[0]
+    field = ".".join(str(part) for part in fault["loc"]) or "document"
+    found = "" if fault["type"] == "missing" else f" (found {_short(fault['input'])})"
+    message = re.sub(r"^Value error, ", "", fault["msg"])
+    return f"{field}: {message[0].lower()}{message[1:]}{found}."
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+class Policy(Document):
+    """What a region allows, from `effective_at` on. Append-only: a change is a new document."""
+
+    schema_: Literal["remerge/policy/1"] = Field("remerge/policy/1", alias="schema")
+    region: Name
+    serial: Annotated[int, Field(ge=1)]
+    epsilon: Annotated[float, Field(gt=0)]  # nats
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    neighboring_relation: Relation = "replace_one"
+    unit: Literal["record"] = "record"
+    portfolio: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}@(?:[1-9][0-9]*|latest)$")]
+    mechanisms: Annotated[tuple[Literal["linear_combination", "random_selection"], ...], Field(min_length=1)] = (
+        "linear_combination",
+        "random_selection",
+    )
+    merge: Literal["linear"] = "linear"
+    selection: Literal["noise"] = "noise"
+    scope: Literal["release"] = "release"
+    min_accuracy: Annotated[float, Field(ge=0, le=1)] = 0.0  # on the public-gate rows
+    realised_epsilon_cap: Annotated[float, Field(gt=0)] | None = None  # nats; None: 4 x epsilon
+    approval: Literal["none"] = "none"
+    effective_at: Time
+    grace_seconds: Annotated[float, Field(ge=0)] = 0.0  # how long the old model may be read after effective_at
+    author: Annotated[str, Field(min_length=1, max_length=200)]
+    reason: Annotated[str, Field(max_length=1000)] = ""
+
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
+    @field_validator("mechanisms")
+    @classmethod
+    def _each_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(value)) != len(value):
+            raise ValueError("each mechanism may be named once")
+        return value
+
+    @property
+    def cap(self) -> float:
+        """The largest epsilon that a drawn candidate itself may have, nats."""
+        return self.realised_epsilon_cap if self.realised_epsilon_cap is not None else 4 * self.epsilon
+
+    def terms(self) -> dict[str, Any]:
+        """What the policy demands, without who set it and when: equal terms are the same policy."""
+        fields = self.model_dump(mode="json")
+        return {key: fields[key] for key in fields if key not in {"serial", "author", "effective_at"}}
+
+
+class Split(Document):
+    """One set of rows of a data set, by its digest."""
+
+    rows: Annotated[int, Field(ge=1)] | None  # None for private rows: their number may itself be private
+    digest: Digest  # keyed (HMAC) for private rows
+
+
+class DataRecord(Document):
+    """Which data a portfolio was trained and is checked on."""
+
+    loader: str  # import path, "module:function"
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    split_rule: str
+    private: Split
+    public_train: Split
+    public_gate: Split
+
+
+class NetworkRecord(Document):
+    """How to build the network: a factory by import path and its arguments."""
+
+    factory: str  # import path, "module:function"
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+class CandidateRecord(Document):
+    """One trained model of a portfolio, by version and digests."""
+
+    name: Name
+    registered_model: str
+    version: Annotated[int, Field(ge=1)]
+    run_id: str
+    model_sha256: Digest
+    trajectory_sha256: Digest
+
+
+class PortfolioManifest(Document):
+    """A portfolio version: only its candidates exist for the solver."""
+
+    schema_: Literal["remerge/portfolio/1"] = Field("remerge/portfolio/1", alias="schema")
+    name: Name
+    serial: Annotated[int, Field(ge=1)]
+    created_at: Time
+    lineage: Name
+    unit: Literal["record"]
+    neighboring_relation: Relation
+    recipe_digest: Digest
+    data: DataRecord
+    network: NetworkRecord
+    initialisation_digest: Digest
+    feature_radius: Annotated[float, Field(gt=0)] | None
+    n_max: Annotated[int, Field(ge=1)] | None
+    flow_run_id: str | None
+    candidates: Annotated[tuple[CandidateRecord, ...], Field(min_length=1)]
+
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
+    @property
+    def reference(self) -> str:
+        return f"{self.name}@{self.serial}"
+
+
+class Draw(Document):
+    """A random selection, made once, from the operating system's entropy, stored before it is used."""
+
+    schema_: Literal["remerge/draw/1"] = Field("remerge/draw/1", alias="schema")
+    release_id: Digest
+    weights: dict[str, float]  # in the manifest's order of candidates
+    uniform: Annotated[float, Field(ge=0, lt=1)]  # the point drawn, 53 random bits
+    drawn_index: Annotated[int, Field(ge=0)]  # into weights
+    drawn: str
+    drawn_at: Time
+    entropy_source: str
+
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
+
+class LedgerOutcome(Document):
+    """One possible outcome of a release: the executed steps it stands for, and its probability."""
+
+    weight: Annotated[float, Field(gt=0, le=1)]
+    candidates: tuple[str, ...]
+    segments: tuple[dict[str, Any], ...]  # accounting.trajectory.segment_to_dict of the union
+
+
+class LedgerEntry(Document):
+    """One line of the append-only record of everything ever released from a data lineage."""
+
+    schema_: Literal["remerge/ledger-entry/1"] = Field("remerge/ledger-entry/1", alias="schema")
+    serial: Annotated[int, Field(ge=1)]
+    previous_digest: Digest | None  # None for the first entry of a lineage
+    lineage: Name
+    release_id: Digest
+    region: Name
+    kind: Literal["intended", "failed_check", "live", "rolled_back"]
+    written_at: Time
+    neighboring_relation: Relation
+    unit: Literal["record"]
+    outcomes: Annotated[tuple[LedgerOutcome, ...], Field(min_length=1)]  # before the draw, if any
+    drawn: str | None
+    selection: str
+    certificate_digest: Digest
+
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
+
+class Provenance(Document):
+    """Who started the run that made a release."""
+
+    started_by: Literal["automation", "hand"]
+    automation_id: str | None = None
+    automation_name: str | None = None
+    event_id: str | None = None
+    flow_run_id: str | None = None
+    flow_run_name: str | None = None
+
+
+class ReleaseManifest(Document):
+    """The last object of a release to be written: a release without it is not one."""
+
+    schema_: Literal["remerge/release/1"] = Field("remerge/release/1", alias="schema")
+    release_id: Digest
+    region: Name
+    policy_serial: Annotated[int, Field(ge=1)]
+    policy_digest: Digest
+    portfolio: str
+    manifest_digest: Digest  # of the portfolio manifest
+    network: NetworkRecord
+    files: dict[str, Digest]  # sha256 by file name: model.safetensors, certificate.json[, draw.json]
+    accuracy: Annotated[float, Field(ge=0, le=1)]  # of the merged model, on the public-gate rows
+    gate_rows: Annotated[int, Field(ge=1)]
+    registered_model: str
+    registered_version: Annotated[int, Field(ge=1)]
+    provenance: Provenance
+
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
+
+class Pointer(Document):
+    """What production serves in a region; replaced only by a conditional write."""
+
+    schema_: Literal["remerge/pointer/1"] = Field("remerge/pointer/1", alias="schema")
+    region: Name
+    release_id: Digest
+    release_manifest_digest: Digest
+    policy_serial: Annotated[int, Field(ge=1)]
+    previous_release_id: Digest | None
+    switched_at: Time
+
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
+
+class Attempt(Document):
+    """How the last attempt at a policy ended; for people, never for decisions."""
+
+    schema_: Literal["remerge/attempt/1"] = Field("remerge/attempt/1", alias="schema")
+    region: Name
+    policy_serial: Annotated[int, Field(ge=1)]
+    outcome: Literal["promoted", "failed_check", "infeasible", "superseded", "error"]
+    release_id: Digest | None
+    reason: str
+    at: Time
+    provenance: Provenance
+
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
+
+DOCUMENTS: tuple[type[Document], ...] = (
+    Policy,
+    PortfolioManifest,
+    Draw,
+    LedgerEntry,
+    ReleaseManifest,
+    Pointer,
+    Attempt,
+)
+
+DocumentT = TypeVar("DocumentT", bound=Document)
+
+
+def release_id_of(policy: Policy, manifest: PortfolioManifest) -> str:
+    """The same policy and portfolio version always name the same release, so a retry finds itself again."""
+    return digest({"policy": policy.sha256(), "portfolio": manifest.sha256()})
+
+
+def schema_path(kind: type[Document]) -> Path:
+    name = re.sub(r"(?<!^)(?=[A-Z])", "-", kind.__name__).lower()
+    return Path(__file__).parent / "schemas" / f"{name}.json"
+
+
+def schema_text(kind: type[Document]) -> str:
+    return json.dumps(kind.model_json_schema(), indent=2, sort_keys=True) + "\n"
+
+
+if __name__ == "__main__":
+    for document in DOCUMENTS:
+        schema_path(document).parent.mkdir(exist_ok=True)
+        schema_path(document).write_text(schema_text(document))

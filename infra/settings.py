@@ -1,0 +1,112 @@
+"""Where things are: read once, at the edge, by whoever starts a command or a flow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from accounting.errors import RemergeError
+
+
+class StackDown(RemergeError):
+    """The services are not there; starting them and trying again helps."""
+
+    retryable = True
+
+
+class Settings(BaseSettings):
+    """Everything that the environment may say. `REMERGE_HOME` holds all state of the embedded stack.
+
+    Set all of `REMERGE_S3_ENDPOINT`, `REMERGE_S3_ACCESS_KEY`, `REMERGE_S3_SECRET_KEY`, `REMERGE_MLFLOW_URL`,
+    `REMERGE_PREFECT_API_URL` and `REMERGE_DATA_DIGEST_KEY` to use services of your own instead.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="REMERGE_", frozen=True, extra="ignore")
+
+    home: Path = Path(".remerge")
+    s3_endpoint: str | None = None
+    s3_access_key: SecretStr | None = None
+    s3_secret_key: SecretStr | None = None
+    s3_region: str = "us-east-1"
+    production_bucket: str = "production"
+    mlflow_url: str | None = None
+    prefect_api_url: str | None = None
+    data_digest_key: SecretStr | None = None
+
+    @property
+    def stack_file(self) -> Path:
+        """Addresses and process ids of the embedded stack while it is up."""
+        return self.home.absolute() / "stack.json"
+
+    @property
+    def credentials_file(self) -> Path:
+        """Secrets of the embedded stack, mode 0600, made on the first `remerge up`."""
+        return self.home.absolute() / "credentials.json"
+
+
+class Connections(BaseModel):
+    """Addresses and keys of the services, embedded or your own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    s3_endpoint: str
+    s3_access_key: SecretStr
+    s3_secret_key: SecretStr
+    s3_region: str = "us-east-1"
+    production_bucket: str = "production"
+    mlflow_url: str
+    prefect_api_url: str
+    prefect_ui_url: str = Field(default="")
+    data_digest_key: SecretStr  # keys the digests of private rows; never leaves the trust boundary
+
+
+def connections(settings: Settings | None = None) -> Connections:
+    """Find the services.
+
+    Raises:
+        StackDown: neither the environment nor a running embedded stack names them.
+    """
+    settings = settings or Settings()
+    own = {
+        "s3_endpoint": settings.s3_endpoint,
+        "s3_access_key": settings.s3_access_key,
+        "s3_secret_key": settings.s3_secret_key,
+        "mlflow_url": settings.mlflow_url,
+        "prefect_api_url": settings.prefect_api_url,
+        "data_digest_key": settings.data_digest_key,
+    }
+    if all(own.values()):
+        ui = str(settings.prefect_api_url).removesuffix("/api")
+        return Connections.model_validate(
+            {
+                **own,
+                "s3_region": settings.s3_region,
+                "production_bucket": settings.production_bucket,
+                "prefect_ui_url": ui,
+            }
+        )
+    if any(own.values()):
+        missing = ", ".join(f"REMERGE_{name.upper()}" for name, value in own.items() if not value)
+        raise StackDown(f"Set {missing} too (or none of these variables, to use the embedded stack).")
+    try:
+        stack = json.loads(settings.stack_file.read_text())
+        secrets = json.loads(settings.credentials_file.read_text())
+    except FileNotFoundError:
+        raise StackDown(f"The stack is not up (no {settings.stack_file}): run `remerge up` first.") from None
+    except json.JSONDecodeError:
+        raise StackDown(
+            f"{settings.stack_file} is damaged: run `remerge down`, then `remerge up`."
+        ) from None
+    return Connections.model_validate(
+        {
+            **stack["addresses"],
+            "s3_access_key": secrets["s3_access_key"],
+            "s3_secret_key": secrets["s3_secret_key"],
+            "data_digest_key": secrets["data_digest_key"],
+            "s3_region": settings.s3_region,
+            "production_bucket": settings.production_bucket,
+        }
+    )

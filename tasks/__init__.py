@@ -1,0 +1,1 @@
+"""One step each; Prefect's @task is a thin shell round a plain function."""
