@@ -193,8 +193,8 @@ class Draw(Document):
 
     schema_: Literal["remerge/draw/1"] = Field("remerge/draw/1", alias="schema")
     release_id: Digest
-    weights: dict[str, float]  # in the manifest's order of candidates
-    uniform: Annotated[float, Field(ge=0, lt=1)]  # the point drawn, 53 random bits
+    weights: dict[str, float]  # the candidates lie along [0, 1) in the order of their names
+    point: Digest  # the point drawn in [0, 1): 256 random bits as hexadecimal, over 2**256
     drawn_index: Annotated[int, Field(ge=0)]  # into weights
     drawn: str
     drawn_at: Time

@@ -1,0 +1,49 @@
+# Targets for people. `make` alone lists them.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format lock schemas clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "remerge needs Python 3.11 or newer; name one with `make PYTHON=python3.12 ...`")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing the locked packages into $(VENV) (about 1.5 GB, a few minutes the first time) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+install: $(STAMP) ## build .venv from the lock file
+
+demo: $(STAMP) ## train a portfolio, change two regions' policies, show what was promoted (KEEP=1 leaves the stack up)
+	@$(BIN)/remerge demo $(if $(KEEP),--keep)
+
+test: $(STAMP) ## the whole test suite, on the real stack
+	@$(BIN)/python -m pytest -n 2 --dist loadscope $(ARGS)
+
+lint: $(STAMP) ## ruff, and strict typing of accounting/
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy accounting
+
+format: $(STAMP) ## let ruff rewrite the code
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+lock: ## make requirements.lock anew from pyproject.toml
+	@rm -rf .lockenv && $(PYTHON) -m venv .lockenv && .lockenv/bin/pip install --quiet '.[dev]'
+	@sed -n '/^#/p' requirements.lock > .lockenv/lock
+	@.lockenv/bin/pip freeze --all | grep -Ev '^(remerge|pip)( |==)' | sed 's/^\(torch==[0-9.]*\)+.*/\1/' >> .lockenv/lock
+	@mv .lockenv/lock requirements.lock && rm -rf .lockenv build *.egg-info
+
+schemas: $(STAMP) ## write infra/schemas/ anew from the document types
+	@$(BIN)/python -m infra.documents
+
+clean: ## stop the stack, and remove .venv and .remerge (the embedded stack's data!)
+	@test ! -x $(BIN)/remerge || $(BIN)/remerge down
+	@rm -rf $(VENV) .remerge

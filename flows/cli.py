@@ -1,0 +1,170 @@
+"""The `remerge` command. Heavy imports happen inside the commands that need them."""
+
+from __future__ import annotations
+
+import getpass
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from accounting.errors import InvalidInput, RemergeError
+from infra.settings import Settings
+
+app = typer.Typer(
+    help="Re-merge privately trained models when the privacy rules change: no retraining, no private data.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+policy_app = typer.Typer(help="Regions' privacy policies: append-only documents.", no_args_is_help=True)
+app.add_typer(policy_app, name="policy")
+
+out = Console()
+err = Console(stderr=True)
+
+
+def main() -> None:
+    """Run a command; an error on purpose is one sentence and exit status 1."""
+    try:
+        app()
+    except RemergeError as error:
+        err.print(f"[bold red]Error:[/] {escape(error.message)}", highlight=False, soft_wrap=True)
+        sys.exit(1)
+
+
+@app.command()
+def up() -> None:
+    """Start the embedded stack: S3 (SeaweedFS), MLflow, Prefect and its worker."""
+    from flows.views import print_addresses
+    from infra import stack
+
+    with out.status("Starting the stack ...") as spinner:
+        stack.start(Settings(), progress=lambda text: spinner.update(escape(text)))
+    print_addresses(out)
+
+
+@app.command()
+def down() -> None:
+    """Stop the embedded stack; its data stays in REMERGE_HOME."""
+    from infra import stack
+
+    with out.status("Stopping the stack ...") as spinner:
+        stopped = stack.stop(Settings(), progress=lambda text: spinner.update(escape(text)))
+    out.print("The stack is down." if stopped else "The stack was not up.")
+
+
+@app.command()
+def status() -> None:
+    """Show the services, the portfolios, and whether each region complies with its policy (exit 2 if not)."""
+    from flows.views import print_status
+
+    compliant = print_status(out, Settings())
+    if not compliant:
+        raise typer.Exit(2)
+
+
+@app.command()
+def train(
+    recipe: Annotated[Path, typer.Argument(help="the portfolio's recipe file")] = Path("infra/portfolios/digits.yaml"),
+) -> None:
+    """Train a portfolio from a recipe, in the train_portfolio flow."""
+    from flows.commands import train_portfolio
+
+    manifest = train_portfolio(Settings(), recipe, out)
+    out.print(
+        f"Portfolio [bold]{manifest.reference}[/] is ready with {len(manifest.candidates)} candidates: "
+        f"{', '.join(candidate.name for candidate in manifest.candidates)}."
+    )
+
+
+@policy_app.command("set")
+def policy_set(
+    region: Annotated[str, typer.Option(help="lower-case name of the region, for example eu")],
+    epsilon: Annotated[float, typer.Option(help="allowed epsilon, nats")],
+    delta: Annotated[float, typer.Option(help="allowed delta, below 1 / n_max")],
+    portfolio: Annotated[
+        str | None, typer.Option(help="name@serial or name@latest; default: the newest portfolio now")
+    ] = None,
+    mechanism: Annotated[
+        list[str] | None, typer.Option(help="linear_combination or random_selection; repeat for several; default all")
+    ] = None,
+    min_accuracy: Annotated[float, typer.Option(help="needed on the public-gate rows, 0 to 1")] = 0.0,
+    realised_epsilon_cap: Annotated[
+        float | None, typer.Option(help="largest epsilon of a drawn candidate itself; default 4 x epsilon")
+    ] = None,
+    neighboring_relation: Annotated[
+        str, typer.Option(help="replace_one, add_or_remove_one or replace_special")
+    ] = "replace_one",
+    grace_hours: Annotated[float, typer.Option(help="how long the old model may still be read")] = 0.0,
+    author: Annotated[str | None, typer.Option(help="who sets it; default: your user name")] = None,
+    reason: Annotated[str, typer.Option(help="why, for the record")] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="create a new region without asking")] = False,
+    new: Annotated[bool, typer.Option("--new", help="a new policy even where the terms are the same")] = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="wait for the policy_change run to end")] = True,
+) -> None:
+    """Store a region's new policy, then emit policy.changed, which starts the policy_change flow."""
+    from flows.commands import Asked, announce_policy, set_policy
+    from flows.views import print_outcome
+
+    fields: dict[str, object] = {
+        "region": region,
+        "epsilon": epsilon,
+        "delta": delta,
+        "portfolio": portfolio,
+        "min_accuracy": min_accuracy,
+        "realised_epsilon_cap": realised_epsilon_cap,
+        "neighboring_relation": neighboring_relation,
+        "grace_seconds": grace_hours * 3600,
+        "author": author or getpass.getuser(),
+        "reason": reason,
+    }
+    if mechanism:
+        fields["mechanisms"] = mechanism
+    policy = set_policy(Settings(), fields, asked=Asked(create_region=yes, new=new, confirm=_confirm), console=out)
+    run = announce_policy(Settings(), policy, wait=wait, console=out)
+    if run is not None:
+        print_outcome(out, Settings(), policy, run)
+
+
+@policy_app.command("show")
+def policy_show(region: str) -> None:
+    """Show a region's current policy."""
+    from flows.views import print_policy
+
+    print_policy(out, Settings(), region)
+
+
+@app.command()
+def pull(
+    region: Annotated[str, typer.Argument(help="the region whose production model to fetch")],
+    to: Annotated[Path, typer.Option("--to", help="folder to write to")],
+) -> None:
+    """Fetch a region's production model and its certificate, every digest checked."""
+    from flows.commands import pull_release
+
+    for path in pull_release(Settings(), region, to, out):
+        out.print(f"wrote {path}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def demo(
+    keep: Annotated[bool, typer.Option("--keep", help="leave the stack up at the end")] = False,
+) -> None:
+    """The main job end to end: train a portfolio, change two regions' policies, show what was promoted."""
+    from flows.demo import run_demo
+
+    run_demo(Settings(), out, keep=keep)
+
+
+def _confirm(question: str) -> bool:
+    if not sys.stdin.isatty():
+        raise InvalidInput(f"{question} Add --yes to create it.")
+    return typer.confirm(question)
+
+
+if __name__ == "__main__":
+    main()

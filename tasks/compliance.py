@@ -1,0 +1,89 @@
+"""Does what production serves satisfy the region's current policy? Computed from documents, never stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+
+from accounting.certificate import Certificate, satisfies
+from infra.documents import Policy, ReleaseManifest
+
+
+class State(StrEnum):
+    NO_RELEASE = "no release"
+    COMPLIANT = "compliant"
+    NON_COMPLIANT = "non-compliant"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compliance:
+    """The answer, and whether the live model may be read."""
+
+    state: State
+    readable: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRelease:
+    """What the pointer of a region names."""
+
+    manifest: ReleaseManifest
+    certificate: Certificate
+
+
+def fault_of(live: LiveRelease, policy: Policy) -> str | None:
+    """Why a release does not satisfy a policy, in a sentence; None where it does.
+
+    Only the certificate is consulted, so a release made for another policy may satisfy this one.
+    """
+    certificate, manifest = live.certificate, live.manifest
+    if certificate.mechanism not in policy.mechanisms:
+        return f"The live release was made by {certificate.mechanism}, which the policy does not allow."
+    if not satisfies(
+        certificate,
+        epsilon=policy.epsilon,
+        delta=policy.delta,
+        neighboring_relation=policy.neighboring_relation,
+        unit=policy.unit,
+    ):
+        return (
+            f"The live release has epsilon {certificate.epsilon:.4g} at delta {certificate.delta:g} "
+            f"({certificate.neighboring_relation}), which does not satisfy the policy's epsilon "
+            f"{policy.epsilon:g} at delta {policy.delta:g} ({policy.neighboring_relation})."
+        )
+    realised = certificate.realised
+    if realised is not None and (realised.delta > policy.delta or realised.epsilon > policy.cap):
+        return (
+            f"The candidate drawn for the live release has epsilon {realised.epsilon:.4g} itself, above the "
+            f"policy's realised_epsilon_cap {policy.cap:g}."
+        )
+    if not manifest.accuracy >= policy.min_accuracy:
+        return (
+            f"The live release has accuracy {manifest.accuracy:.3f}, below the policy's min_accuracy "
+            f"{policy.min_accuracy:g}."
+        )
+    return None
+
+
+def assess(policy: Policy, live: LiveRelease | None, now: datetime | None = None) -> Compliance:
+    """Judge a region. A policy that is not yet in effect must not be passed."""
+    now = now or datetime.now(UTC)
+    if live is None:
+        return Compliance(
+            state=State.NO_RELEASE, readable=False, reason="No model has been promoted in this region yet."
+        )
+    fault = fault_of(live, policy)
+    if fault is None:
+        return Compliance(
+            state=State.COMPLIANT, readable=True, reason="The live release satisfies the current policy."
+        )
+    until = policy.effective_at + timedelta(seconds=policy.grace_seconds)
+    if now < until:
+        return Compliance(
+            state=State.NON_COMPLIANT,
+            readable=True,
+            reason=f"{fault} The policy's grace period allows reading it until {until:%Y-%m-%d %H:%M:%S} UTC.",
+        )
+    return Compliance(state=State.NON_COMPLIANT, readable=False, reason=fault)

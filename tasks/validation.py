@@ -1,0 +1,81 @@
+"""The check of a merged model on held-out public rows, and the gate.
+
+The check is post-processing of the merged model and is free of privacy cost, provided that a failure ends
+the attempt: it never triggers another draw or another choice of weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from accounting.errors import IncompatibleCandidates
+from infra.documents import NetworkRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the gate decided, in numbers and in a sentence."""
+
+    passed: bool
+    accuracy: float  # in [0, 1], on the public-gate rows
+    minimum: float  # in [0, 1], what was needed
+    reason: str
+
+
+def gate(*, accuracy: float, min_accuracy: float, live_accuracy: float | None) -> Verdict:
+    """Decide whether a merged model may go live.
+
+    Args:
+        accuracy: of the merged model on the public-gate rows.
+        min_accuracy: the policy's.
+        live_accuracy: of the live release on the same rows, only where that release satisfies the current
+            policy; None otherwise (a stricter budget normally costs accuracy).
+    """
+    minimum = max(min_accuracy, live_accuracy or 0.0)
+    passed = bool(accuracy >= minimum)  # NaN fails
+    if passed:
+        reason = f"Accuracy {accuracy:.3f} on the public-gate rows meets the minimum {minimum:.3f}."
+    elif accuracy < min_accuracy or not accuracy == accuracy:
+        reason = (
+            f"Accuracy {accuracy:.3f} on the public-gate rows is below the policy's min_accuracy "
+            f"{min_accuracy:.3f}; set a policy with a lower min_accuracy or a larger epsilon, or train a better "
+            "portfolio. The attempt has ended: the same draw and weights are not tried again."
+        )
+    else:
+        reason = (
+            f"Accuracy {accuracy:.3f} on the public-gate rows is below the live release's {live_accuracy:.3f}, "
+            "which satisfies this policy too, so the live release stays."
+        )
+    return Verdict(passed=passed, accuracy=accuracy, minimum=minimum, reason=reason)
+
+
+def accuracy(network: NetworkRecord, model: bytes, features: np.ndarray, labels: np.ndarray) -> float:
+    """Share of rows that the model classifies rightly.
+
+    Args:
+        network: how to build the network.
+        model: contents of a safetensors file with its parameters.
+        features: shape (rows, ...), float32.
+        labels: shape (rows,), integers.
+
+    Raises:
+        IncompatibleCandidates: the parameters do not fit the network.
+    """
+    import safetensors.torch  # late: importing torch takes seconds
+    import torch
+
+    from tasks.models import build
+
+    module = build(network)
+    try:
+        module.load_state_dict(safetensors.torch.load(model))
+    except RuntimeError as error:
+        raise IncompatibleCandidates(
+            f"The merged parameters do not fit the network {network.factory}: {str(error).splitlines()[-1].strip()}"
+        ) from None
+    module.eval()
+    with torch.no_grad():
+        predicted = module(torch.from_numpy(np.ascontiguousarray(features))).argmax(dim=1).numpy()
+    return float(np.mean(predicted == labels))
