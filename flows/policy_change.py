@@ -1,0 +1,337 @@
+"""A region's policy changed: re-merge what exists under the new budget, and promote the result.
+
+Started by the event `policy.changed` (prefect.yaml). The event is only a hint; the policy document in S3 is
+the truth, and every step finds what an earlier attempt at the same release left behind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.runtime import flow_run
+from prefect.states import Completed, Failed
+
+from accounting.certificate import Certificate
+from accounting.errors import BudgetInfeasible, InvalidInput, RemergeError
+from accounting.plan import Plan
+from accounting.trajectory import Candidate
+from infra.documents import (
+    Attempt,
+    Draw,
+    Pointer,
+    Policy,
+    PortfolioManifest,
+    Provenance,
+    ReleaseManifest,
+    release_id_of,
+)
+from tasks.candidates import LoadedCandidate
+from tasks.services import Services, open_services
+from tasks.validation import Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How an attempt ended, when nothing went wrong with the machinery."""
+
+    kind: str  # as in infra.documents.Attempt.outcome
+    sentence: str
+    release_id: str | None = None
+
+
+def is_transient(_task: Any, _run: Any, state: State[Any]) -> bool:
+    """Retry only what may succeed without anybody changing anything."""
+    error = state.result(raise_on_failure=False)
+    return isinstance(error, RemergeError) and error.retryable
+
+
+step = task(
+    cache_policy=NO_CACHE,
+    persist_result=False,
+    retries=3,
+    retry_delay_seconds=2,
+    retry_condition_fn=is_transient,
+)
+
+
+@step
+def read_policy(services: Services, region: str, serial: int) -> Policy:
+    """The policy named by the event, from the append-only store."""
+    policy = services.policies.read(region, serial)
+    if policy.effective_at > datetime.now(UTC):
+        raise InvalidInput(
+            f"Policy {serial} of {region} takes effect at {policy.effective_at:%Y-%m-%d %H:%M} UTC; run it then."
+        )
+    return policy
+
+
+@step
+def read_portfolio(services: Services, policy: Policy) -> PortfolioManifest:
+    """The portfolio version that the policy names."""
+    return services.manifests.resolve(policy.portfolio)
+
+
+@step
+def load_candidates(services: Services, manifest: PortfolioManifest) -> dict[str, LoadedCandidate]:
+    """Pull every candidate from MLflow and check its digests."""
+    from tasks.registry import fetch_candidate
+
+    return {record.name: fetch_candidate(services.mlflow, manifest, record) for record in manifest.candidates}
+
+
+@step
+def solve_weights(policy: Policy, candidates: tuple[Candidate, ...]) -> Plan:
+    """The best weights under the policy's budget, from trajectories only."""
+    from accounting.budget import NeighboringRelation, PrivacyBudget
+    from accounting.plan import Mechanism
+    from accounting.solver import solve
+
+    return solve(
+        PrivacyBudget(epsilon=policy.epsilon, delta=policy.delta),
+        candidates,
+        relation=NeighboringRelation(policy.neighboring_relation),
+        mechanisms=tuple(Mechanism(name) for name in policy.mechanisms),
+        selection=policy.selection,
+        realised_epsilon_cap=policy.cap,
+    )
+
+
+@step
+def make_draw(services: Services, release_id: str, plan: Plan) -> Draw | None:
+    """The one draw of a random selection, stored before it is used."""
+    from tasks.promotion import draw_if_need_be
+
+    return draw_if_need_be(services.releases, release_id, plan)
+
+
+@step
+def merge_models(plan: Plan, draw: Draw | None, loaded: dict[str, LoadedCandidate]) -> bytes:
+    """The parameters to release."""
+    from tasks.promotion import merge
+
+    return merge(plan, draw, loaded)
+
+
+@step
+def write_ledger(services: Services, fields: dict[str, Any]) -> None:
+    """Append to the lineage's ledger; the same entry of the same attempt is written once."""
+    services.ledger.append_once(fields)
+
+
+@step
+def check_on_public_rows(
+    services: Services, policy: Policy, manifest: PortfolioManifest, model: bytes
+) -> tuple[Verdict, int]:
+    """The gate: accuracy on the public-gate rows, against the policy's minimum and a compliant live release."""
+    from tasks.compliance import fault_of
+    from tasks.data import load_public_gate
+    from tasks.live_release import read_live
+    from tasks.validation import accuracy, gate
+
+    features, labels = load_public_gate(manifest)
+    live = read_live(services.releases, policy.region)
+    comparable = live is not None and fault_of(live[2], policy) is None
+    verdict = gate(
+        accuracy=accuracy(manifest.network, model, features, labels),
+        min_accuracy=policy.min_accuracy,
+        live_accuracy=live[2].manifest.accuracy if live is not None and comparable else None,
+    )
+    return verdict, len(labels)
+
+
+@step
+def register(
+    services: Services,
+    policy: Policy,
+    manifest: PortfolioManifest,
+    certificate: Certificate,
+    verdict: Verdict,
+    files: dict[str, bytes],
+) -> int:
+    """Make the merged model a version of `<portfolio>-<region>` in MLflow."""
+    from tasks.merged_models import register_merge, registered_name
+
+    return register_merge(
+        services.mlflow,
+        name=registered_name(manifest.name, policy.region),
+        release_id=certificate.release_id,
+        files=files,
+        parameters={
+            "policy": f"{policy.region}/{policy.serial}",
+            "portfolio": manifest.reference,
+            "mechanism": certificate.mechanism,
+            "bound": certificate.bound,
+            "budget_epsilon": policy.epsilon,
+            "budget_delta": policy.delta,
+            **{f"weight_{name}": weight for name, weight in certificate.weights.items()},
+        },
+        metrics={"epsilon": certificate.epsilon, "gate_accuracy": verdict.accuracy},
+        tags={"remerge.region": policy.region, "remerge.policy_serial": str(policy.serial)},
+    )
+
+
+@step
+def upload_release(services: Services, release: ReleaseManifest, files: dict[str, bytes]) -> ReleaseManifest:
+    """Put the release into the production stage and read it back by digest."""
+    from tasks.promotion import upload
+
+    return upload(services.releases, release, files)
+
+
+@step
+def switch_pointer(services: Services, release: ReleaseManifest) -> Pointer:
+    """Let production serve this release."""
+    from tasks import promotion
+
+    return promotion.switch_pointer(services.releases, release)
+
+
+@step
+def set_alias(services: Services, release: ReleaseManifest) -> None:
+    """Let MLflow's alias `production` name the promoted version."""
+    from tasks.merged_models import point_alias
+
+    point_alias(services.mlflow, release.registered_model, release.registered_version)
+
+
+@flow(name="policy_change", flow_run_name="{region}-policy-{serial}", persist_result=False, validate_parameters=True)
+def policy_change(region: str, serial: int, event_id: str | None = None) -> State[Any]:
+    """Re-merge what exists under a region's new policy and promote the result.
+
+    Args:
+        region: whose policy changed.
+        serial: of the policy document in S3.
+        event_id: of the event that the automation heard, for the record.
+    """
+    from tasks.provenance import provenance_of
+
+    services = open_services()
+    provenance = provenance_of(services.orchestrator, flow_run.get_id(), event_id)
+    try:
+        outcome = promote(services, region, serial, provenance)
+    except RemergeError as error:
+        kind = "infeasible" if isinstance(error, BudgetInfeasible) else "error"
+        outcome = Outcome(kind=kind, sentence=error.message)
+    note_attempt(services, region, serial, outcome, provenance)
+    if outcome.kind in {"promoted", "superseded"}:
+        return Completed(message=outcome.sentence)
+    return Failed(message=outcome.sentence)
+
+
+def promote(services: Services, region: str, serial: int, provenance: Provenance) -> Outcome:
+    """The whole story of one attempt, in the order that a crash anywhere can bear.
+
+    Raises:
+        RemergeError: with one sentence; production is as it was.
+    """
+    from tasks import promotion, report
+    from tasks.candidates import accountable
+    from tasks.certifying import certify
+    from tasks.live_release import read_live
+
+    policy = read_policy(services, region, serial)
+    newest = services.policies.newest(region)
+    if newest is not None and newest.serial > serial:
+        return Outcome(
+            kind="superseded",
+            sentence=f"Policy {serial} of {region} was superseded by policy {newest.serial}; nothing was done.",
+        )
+    manifest = read_portfolio(services, policy)
+    release_id = release_id_of(policy, manifest)
+
+    live = read_live(services.releases, region)
+    if live is not None and live[0].release_id == release_id:
+        return finish(services, manifest, live[2].manifest, f"{region} already serves release {release_id[:12]}.")
+    earlier = promotion.failed_before(services.ledger, manifest, release_id)
+    if earlier is not None:
+        return Outcome(
+            kind="failed_check",
+            release_id=release_id,
+            sentence=f"Policy {serial} of {region} already failed its check on public rows (ledger entry "
+            f"{earlier.serial} of {manifest.lineage}), and the same release is never tried again: set a policy "
+            "with other terms, or the same one with --new.",
+        )
+
+    loaded = load_candidates(services, manifest)
+    candidates = accountable(manifest, policy, loaded)
+    plan = solve_weights(policy, candidates)
+    draw = make_draw(services, release_id, plan)
+    model = merge_models(plan, draw, loaded)
+    certificate = certify(release_id, policy, manifest, plan, draw, candidates)
+    files = report.release_files(model, certificate, draw)
+
+    def entry(kind: str) -> dict[str, Any]:
+        return promotion.ledger_fields(
+            kind=kind,
+            release_id=release_id,
+            policy=policy,
+            manifest=manifest,
+            plan=plan,
+            candidates=candidates,
+            draw=draw,
+            certificate_sha256=report.sha256_of(files, "certificate.json"),
+        )
+
+    write_ledger(services, entry("intended"))
+    verdict, gate_rows = check_on_public_rows(services, policy, manifest, model)
+    page = report.decision_page(policy, manifest, plan, certificate, draw, verdict, provenance)
+    if not verdict.passed:
+        write_ledger(services, entry("failed_check"))
+        leave_artifact(region, page)
+        return Outcome(kind="failed_check", release_id=release_id, sentence=verdict.reason)
+
+    version = register(services, policy, manifest, certificate, verdict, {**files, "report.md": page.encode()})
+    release = report.release_manifest(
+        policy, manifest, release_id, files, verdict, gate_rows=gate_rows, version=version, provenance=provenance
+    )
+    release = upload_release(services, release, files)
+    try:
+        switch_pointer(services, release)
+    except promotion.Superseded:
+        return Outcome(
+            kind="superseded",
+            release_id=release_id,
+            sentence=f"{region} already serves a release of a newer policy; this one was not promoted.",
+        )
+    leave_artifact(region, page)
+    return finish(services, manifest, release, report.one_sentence(policy, certificate, draw, verdict))
+
+
+def finish(services: Services, manifest: PortfolioManifest, release: ReleaseManifest, sentence: str) -> Outcome:
+    """What follows the pointer: the alias, and the ledger's note that the release is live."""
+    from tasks.promotion import live_fields
+
+    set_alias(services, release)
+    write_ledger(services, live_fields(services.ledger, manifest.lineage, release))
+    return Outcome(kind="promoted", release_id=release.release_id, sentence=sentence)
+
+
+def leave_artifact(region: str, page: str) -> None:
+    """Show people in Prefect what was decided and why."""
+    from prefect.artifacts import create_markdown_artifact
+
+    create_markdown_artifact(page, key=f"policy-{region}", description=f"What was decided for {region}, and why")
+
+
+def note_attempt(
+    services: Services, region: str, serial: int, outcome: Outcome, provenance: Provenance
+) -> None:
+    """Leave word of how the attempt ended, for `remerge status`; a store that is down must not hide the cause."""
+    attempt = Attempt(
+        region=region,
+        policy_serial=serial,
+        outcome=outcome.kind,
+        release_id=outcome.release_id,
+        reason=outcome.sentence,
+        at=datetime.now(UTC),
+        provenance=provenance,
+    )
+    try:
+        services.releases.write_attempt(attempt)
+    except RemergeError as error:
+        print(f"The attempt could not be noted: {error.message}")

@@ -1,0 +1,64 @@
+"""Candidates as the solver takes them: pulled, checked against the manifest, and fit to be accounted together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from accounting.errors import IncompatibleCandidates
+from accounting.trajectory import Candidate, Trajectory
+from infra.documents import Policy, PortfolioManifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedCandidate:
+    """A candidate's file and history, both already checked by digest."""
+
+    name: str
+    model: bytes  # contents of model.safetensors
+    trajectory: Trajectory
+
+
+def accountable(
+    manifest: PortfolioManifest, policy: Policy, loaded: Mapping[str, LoadedCandidate]
+) -> tuple[Candidate, ...]:
+    """Check that the trajectories are of this portfolio and of the policy's kind of privacy.
+
+    Returns:
+        The solver's candidates, in the manifest's order.
+
+    Raises:
+        IncompatibleCandidates: a trajectory of another portfolio, lineage, unit, initialisation or
+            neighbouring relation; the sentence names the candidate and what to do.
+    """
+    expected = {
+        "portfolio": manifest.name,
+        "lineage": manifest.lineage,
+        "unit": manifest.unit,
+        "neighboring_relation": manifest.neighboring_relation,
+        "initialisation_digest": manifest.initialisation_digest,
+        "data_digest": manifest.data.private.digest,
+    }
+    for record in manifest.candidates:
+        trajectory = loaded[record.name].trajectory
+        for name, value in expected.items():
+            found = str(getattr(trajectory, name))
+            if found != value:
+                raise IncompatibleCandidates(
+                    f"Candidate {record.name} of {manifest.reference} has a trajectory of another {name} "
+                    f"({found} instead of {value}); train the portfolio again with `remerge train`."
+                )
+    if manifest.unit != policy.unit:
+        raise IncompatibleCandidates(
+            f"{manifest.reference} protects a {manifest.unit}, but the policy's unit is {policy.unit}; set the "
+            f"policy for a portfolio of that unit."
+        )
+    if manifest.neighboring_relation != policy.neighboring_relation:
+        raise IncompatibleCandidates(
+            f"{manifest.reference} was trained and recorded under {manifest.neighboring_relation}, but the policy "
+            f"demands {policy.neighboring_relation}; set the policy with `--neighboring-relation "
+            f"{manifest.neighboring_relation}`, or train a portfolio under {policy.neighboring_relation}."
+        )
+    return tuple(
+        Candidate(name=record.name, trajectory=loaded[record.name].trajectory) for record in manifest.candidates
+    )

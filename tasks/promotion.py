@@ -1,0 +1,159 @@
+"""The order of a promotion: [draw]; ledger entry; check; upload and read back; pointer; alias.
+
+A crash anywhere leaves the old model live, or the new one fully. The worst that it may leave behind is a
+ledger entry for a model that never went live: over-counting is safe, under-counting is not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from accounting.errors import InvalidInput
+from accounting.plan import Mechanism, Plan
+from accounting.trajectory import Candidate, segment_to_dict, union_of_segments
+from infra.documents import Draw, LedgerEntry, Pointer, Policy, PortfolioManifest, ReleaseManifest
+from infra.ledger_store import LedgerStore
+from infra.object_store import Changed
+from infra.releases import ReleaseStore
+from tasks import drawing, merging
+from tasks.candidates import LoadedCandidate
+
+POINTER_TRIES = 20
+
+
+class Superseded(Exception):
+    """A newer policy of the region has already been promoted; this release must not replace it."""
+
+
+def draw_if_need_be(releases: ReleaseStore, release_id: str, plan: Plan) -> Draw | None:
+    """The one draw of a random selection: stored before it is used; every retry reads it back.
+
+    Returns:
+        None where nothing is random: a linear combination, or a selection of a single candidate.
+    """
+    if plan.mechanism is not Mechanism.RANDOM_SELECTION or len(plan.weights) < 2:
+        return None
+    stored = releases.create_draw(drawing.draw(release_id, plan.weights))
+    drawing.check_draw(stored, release_id, plan.weights)
+    return stored
+
+
+def merge(plan: Plan, draw: Draw | None, loaded: Mapping[str, LoadedCandidate]) -> bytes:
+    """The parameters to release: the drawn candidate, or the weighted sum of the candidates."""
+    weights = {draw.drawn: 1.0} if draw is not None else dict(plan.weights)
+    return merging.linear_combination({name: loaded[name].model for name in weights}, weights)
+
+
+def ledger_fields(
+    *,
+    kind: str,
+    release_id: str,
+    policy: Policy,
+    manifest: PortfolioManifest,
+    plan: Plan,
+    candidates: Sequence[Candidate],
+    draw: Draw | None,
+    certificate_sha256: str,
+) -> dict[str, Any]:
+    """A ledger entry without its serial and chain: the executed steps that the release stands for.
+
+    A linear combination stands for the union of its support's steps; a random selection for one union for
+    each candidate, with its probability, and the index drawn.
+    """
+    trajectories = {candidate.name: candidate.trajectory for candidate in candidates}
+    if plan.mechanism is Mechanism.RANDOM_SELECTION:
+        outcomes = [(weight, [name]) for name, weight in plan.weights.items()]
+    else:
+        outcomes = [(1.0, list(plan.weights))]
+    return {
+        "lineage": manifest.lineage,
+        "release_id": release_id,
+        "region": policy.region,
+        "kind": kind,
+        "written_at": datetime.now(UTC).isoformat(),
+        "neighboring_relation": manifest.neighboring_relation,
+        "unit": manifest.unit,
+        "outcomes": [
+            {
+                "weight": weight,
+                "candidates": names,
+                "segments": [
+                    segment_to_dict(segment)
+                    for segment in union_of_segments(tuple(trajectories[name] for name in names))
+                ],
+            }
+            for weight, names in outcomes
+        ],
+        "drawn": draw.drawn if draw else None,
+        "selection": policy.selection,
+        "certificate_digest": certificate_sha256,
+    }
+
+
+def failed_before(ledger: LedgerStore, manifest: PortfolioManifest, release_id: str) -> LedgerEntry | None:
+    """The entry of an earlier failed check of this very release, which ended the attempt for good."""
+    return ledger.find(manifest.lineage, release_id, "failed_check")
+
+
+def live_fields(ledger: LedgerStore, lineage: str, release: ReleaseManifest) -> dict[str, Any]:
+    """The ledger's note that a release went live: the intended entry again, under the kind `live`.
+
+    Raises:
+        InvalidInput: the ledger holds no intended entry, which no promotion leaves behind.
+    """
+    intended = ledger.find(lineage, release.release_id, "intended")
+    if intended is None:
+        raise InvalidInput(
+            f"Release {release.release_id[:12]} is live, but the ledger of {lineage} does not know it: restore the "
+            "ledger from a backup before anything else is released."
+        )
+    fields = intended.model_dump(mode="json", exclude={"serial", "previous_digest", "written_at", "kind", "schema_"})
+    return {**fields, "kind": "live"}
+
+
+def upload(releases: ReleaseStore, manifest: ReleaseManifest, files: Mapping[str, bytes]) -> ReleaseManifest:
+    """Put a release's files, read each back by digest, and write its manifest last.
+
+    Returns:
+        The manifest that the release has now: the first one written, where an earlier attempt got this far.
+    """
+    for name, content in files.items():
+        if hashlib.sha256(content).hexdigest() != manifest.files[name]:
+            raise AssertionError(f"the manifest names another digest for {name}")
+        releases.write_file(manifest.release_id, name, content)
+        releases.read_file(manifest.release_id, name, manifest.files[name])
+    return releases.create_manifest(manifest)
+
+
+def switch_pointer(releases: ReleaseStore, manifest: ReleaseManifest) -> Pointer:
+    """Let the region's pointer name this release, by a conditional write on the pointer that was read.
+
+    Raises:
+        Superseded: the pointer already names a release of a newer policy.
+    """
+    for _ in range(POINTER_TRIES):
+        found = releases.read_pointer(manifest.region)
+        live, etag = found if found else (None, None)
+        if live is not None and live.release_id == manifest.release_id:
+            return live
+        if live is not None and live.policy_serial > manifest.policy_serial:
+            raise Superseded
+        pointer = Pointer(
+            region=manifest.region,
+            release_id=manifest.release_id,
+            release_manifest_digest=manifest.sha256(),
+            policy_serial=manifest.policy_serial,
+            previous_release_id=live.release_id if live else None,
+            switched_at=datetime.now(UTC),
+        )
+        try:
+            releases.switch(pointer, etag)
+        except Changed:
+            continue
+        return pointer
+    raise Changed(
+        f"The pointer of region {manifest.region} kept changing under {POINTER_TRIES} tries; run the policy again."
+    )

@@ -1,0 +1,185 @@
+"""What people see of a decision, in words and tables, and the documents of a release."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from accounting.certificate import Certificate
+from accounting.plan import Mechanism, Plan
+from infra.canonical import canonical_json, sha256_hex
+from infra.documents import Draw, Policy, PortfolioManifest, Provenance, ReleaseManifest
+from infra.releases import CERTIFICATE, DRAW, MODEL
+from tasks.merged_models import registered_name
+from tasks.validation import Verdict
+
+MECHANISM_WORDS = {
+    Mechanism.LINEAR_COMBINATION: "linear combination",
+    Mechanism.RANDOM_SELECTION: "random selection",
+    Mechanism.MIXTURE: "mixture of merges",
+}
+
+
+def release_files(model: bytes, certificate: Certificate, draw: Draw | None) -> dict[str, bytes]:
+    """The files of a release by name, as stored."""
+    files = {MODEL: model, CERTIFICATE: canonical_json(certificate.to_dict())}
+    return files if draw is None else {**files, DRAW: draw.content()}
+
+
+def release_manifest(
+    policy: Policy,
+    manifest: PortfolioManifest,
+    release_id: str,
+    files: Mapping[str, bytes],
+    verdict: Verdict,
+    *,
+    gate_rows: int,
+    version: int,
+    provenance: Provenance,
+) -> ReleaseManifest:
+    """The last document of a release, with the digest of every file."""
+    return ReleaseManifest(
+        release_id=release_id,
+        region=policy.region,
+        policy_serial=policy.serial,
+        policy_digest=policy.sha256(),
+        portfolio=manifest.reference,
+        manifest_digest=manifest.sha256(),
+        network=manifest.network,
+        files={name: sha256_hex(content) for name, content in files.items()},
+        accuracy=verdict.accuracy,
+        gate_rows=gate_rows,
+        registered_model=registered_name(manifest.name, policy.region),
+        registered_version=version,
+        provenance=provenance,
+    )
+
+
+def weights_in_words(weights: Mapping[str, float]) -> str:
+    """For example `0.72 strong + 0.28 medium`."""
+    return " + ".join(f"{weight:.4g} {name}" for name, weight in weights.items())
+
+
+def one_sentence(policy: Policy, certificate: Certificate, draw: Draw | None, verdict: Verdict) -> str:
+    """What was promoted, for the state of the flow run."""
+    what = weights_in_words(certificate.weights)
+    if draw is not None:
+        what = f"{draw.drawn}, drawn from {what}"
+    return (
+        f"{policy.region} now serves a {MECHANISM_WORDS[Mechanism(certificate.mechanism)]} ({what}) with epsilon "
+        f"{certificate.epsilon:.4g} at delta {certificate.delta:g}, within the policy's {policy.epsilon:g}; accuracy "
+        f"{verdict.accuracy:.3f} on the public-gate rows."
+    )
+
+
+def decision_page(
+    policy: Policy,
+    manifest: PortfolioManifest,
+    plan: Plan,
+    certificate: Certificate,
+    draw: Draw | None,
+    verdict: Verdict,
+    provenance: Provenance,
+) -> str:
+    """The Markdown page that the flow leaves in Prefect and MLflow. Nothing in it comes from private data
+    except through the released model itself."""
+    decision = one_sentence(policy, certificate, draw, verdict) if verdict.passed else verdict.reason
+    parts = [
+        f"# Policy {policy.serial} of {policy.region}: {'promoted' if verdict.passed else 'not promoted'}",
+        decision,
+        "## The release",
+        table(
+            ["", ""],
+            [
+                ["budget", f"epsilon {policy.epsilon:g} at delta {policy.delta:g}, {policy.neighboring_relation}"],
+                ["portfolio", manifest.reference],
+                ["mechanism", MECHANISM_WORDS[plan.mechanism]],
+                ["weights", weights_in_words(plan.weights)],
+                *([["drawn", f"{draw.drawn}, once, from {draw.entropy_source}"]] if draw else []),
+                ["certified by", certificate.bound],
+                ["certified epsilon", f"{certificate.epsilon:.6g}"],
+                *_realised_row(certificate),
+                ["accuracy on public-gate rows", f"{verdict.accuracy:.3f} (needed {verdict.minimum:.3f})"],
+                ["started by", provenance_in_words(provenance)],
+                ["release", certificate.release_id],
+            ],
+        ),
+        "## What else was possible",
+        alternatives_table(plan),
+    ]
+    if plan.set_aside:
+        parts += [
+            "Set aside before solving:",
+            "\n".join(f"- **{name}**: {reason}" for name, reason in plan.set_aside.items()),
+        ]
+    parts += [
+        "## The same release under other bounds",
+        table(
+            ["bound", "epsilon"],
+            [
+                [name, f"{value['epsilon']:.4g}" if value.get("epsilon") is not None else str(value.get("reason"))]
+                for name, value in certificate.other_bounds.items()
+            ],
+        ),
+        "## What the number rests on",
+        "\n".join(f"- {assumption}" for assumption in certificate.assumptions),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def alternatives_table(plan: Plan) -> str:
+    """What the other mechanisms and the best single candidate would have given, by noise only."""
+    rows = [
+        [
+            label,
+            weights_in_words(weights) if weights else reason,
+            f"{epsilon:.4g}" if epsilon is not None else "",
+            f"{-objective:.4g}" if objective is not None else "",
+        ]
+        for label, weights, epsilon, objective, reason in alternatives(plan)
+    ]
+    return table(["choice", "weights", "epsilon", "noise variance per parameter"], rows)
+
+
+def alternatives(plan: Plan) -> list[tuple[str, Mapping[str, float], float | None, float | None, str]]:
+    """Rows (label, weights, epsilon, objective, reason where there is none); the chosen plan first."""
+    rows: list[tuple[str, Mapping[str, float], float | None, float | None, str]] = [
+        (f"chosen: {MECHANISM_WORDS[plan.mechanism]}", plan.weights, plan.epsilon, plan.objective, "")
+    ]
+    for alternative in plan.alternatives:
+        rows.append(
+            (
+                alternative.label,
+                alternative.weights,
+                alternative.epsilon,
+                alternative.objective,
+                alternative.reason,
+            )
+        )
+    return rows
+
+
+def provenance_in_words(provenance: Provenance) -> str:
+    if provenance.started_by == "automation":
+        return f"automation {provenance.automation_name}, event {provenance.event_id}"
+    return "hand"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; bars in cells are escaped."""
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+    return "\n".join([line(header), "|" + " --- |" * len(header), *(line(row) for row in rows)])
+
+
+def _realised_row(certificate: Certificate) -> list[list[str]]:
+    realised = certificate.realised
+    if realised is None:
+        return []
+    return [
+        [
+            "who sees which candidate was drawn",
+            f"sees epsilon {realised.epsilon:.4g} at delta {realised.delta:g}, that candidate's own",
+        ]
+    ]
