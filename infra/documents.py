@@ -91,10 +91,9 @@ class Policy(Document):
     neighboring_relation: Relation = "replace_one"
     unit: Literal["record"] = "record"
     portfolio: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}@(?:[1-9][0-9]*|latest)$")]
-    mechanisms: Annotated[tuple[Literal["linear_combination", "random_selection"], ...], Field(min_length=1)] = (
-        "linear_combination",
-        "random_selection",
-    )
+    mechanisms: Annotated[
+        tuple[Literal["linear_combination", "random_selection"], ...], Field(min_length=1)
+    ] = ("linear_combination", "random_selection")
     merge: Literal["linear"] = "linear"
     selection: Literal["noise"] = "noise"
     scope: Literal["release"] = "release"
@@ -102,7 +101,7 @@ class Policy(Document):
     realised_epsilon_cap: Annotated[float, Field(gt=0)] | None = None  # nats; None: 4 x epsilon
     approval: Literal["none"] = "none"
     effective_at: Time
-    grace_seconds: Annotated[float, Field(ge=0)] = 0.0  # how long the old model may be read after effective_at
+    grace_seconds: Annotated[float, Field(ge=0)] = 0.0  # after effective_at the old model may be read so long
     author: Annotated[str, Field(min_length=1, max_length=200)]
     reason: Annotated[str, Field(max_length=1000)] = ""
 

@@ -97,9 +97,7 @@ def connections(settings: Settings | None = None) -> Connections:
     except FileNotFoundError:
         raise StackDown(f"The stack is not up (no {settings.stack_file}): run `remerge up` first.") from None
     except json.JSONDecodeError:
-        raise StackDown(
-            f"{settings.stack_file} is damaged: run `remerge down`, then `remerge up`."
-        ) from None
+        raise StackDown(f"{settings.stack_file} is damaged: run `remerge down`, then `remerge up`.") from None
     return Connections.model_validate(
         {
             **stack["addresses"],

@@ -1,0 +1,108 @@
+"""The ledger: everything ever released from a data lineage, append-only and chained by digests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from infra.documents import LedgerEntry
+from infra.numbered import Numbered, NumberedDocuments
+from infra.object_store import Corrupted, ObjectStore
+
+
+class LedgerStore:
+    """ledger/<lineage>/<serial>.json. Each entry holds the digest of the one before it.
+
+    A changed or removed entry breaks the chain for all that follow; only the newest entries can be cut off
+    unseen, which is why a certificate names the ledger entry it was written under.
+    """
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.documents = NumberedDocuments(store, LedgerEntry, root="ledger", series_field="lineage")
+
+    def lineages(self) -> list[str]:
+        """Every lineage that has an entry, sorted."""
+        return self.documents.series()
+
+    def entries(self, lineage: str) -> list[LedgerEntry]:
+        """All entries, oldest first, after checking the whole chain.
+
+        Raises:
+            Corrupted: naming the first entry that is missing, or that does not follow from the one before it.
+            InvalidInput: an entry is not valid.
+        """
+        return [numbered.document for numbered in self._chain(lineage)]
+
+    def find(self, lineage: str, release_id: str, kind: str) -> LedgerEntry | None:
+        """The newest entry of this kind for a release, or None."""
+        return _newest_match(self.entries(lineage), release_id=release_id, kind=kind)
+
+    def append(self, fields: Mapping[str, Any]) -> LedgerEntry:
+        """Add an entry.
+
+        Args:
+            fields: those of an entry without `serial` and `previous_digest`; `written_at` is now when it is
+                left out.
+
+        Raises:
+            InvalidInput: the first field at fault; nothing was stored.
+        """
+        fields = _with_time(fields)
+
+        def build(serial: int, newest: Numbered[LedgerEntry] | None) -> LedgerEntry:
+            return _entry(fields, serial, newest)
+
+        return self.documents.append(_entry(fields, 1, None).lineage, build)
+
+    def append_once(self, fields: Mapping[str, Any]) -> LedgerEntry:
+        """Add an entry unless the lineage has one of the same release, kind and certificate: then that one.
+
+        Raises:
+            InvalidInput: the first field at fault; nothing was stored.
+            Corrupted: the chain is broken.
+        """
+        fields = _with_time(fields)
+        wanted = _entry(fields, 1, None)
+
+        def build(serial: int, newest: Numbered[LedgerEntry] | None) -> LedgerEntry:
+            # An entry after `newest` needs no look: taking `serial` fails then, and this is called again.
+            same = _newest_match(
+                self.entries(wanted.lineage),
+                release_id=wanted.release_id,
+                kind=wanted.kind,
+                certificate_digest=wanted.certificate_digest,
+            )
+            return same if same and same.serial < serial else _entry(fields, serial, newest)
+
+        return self.documents.append(wanted.lineage, build)
+
+    def _chain(self, lineage: str) -> list[Numbered[LedgerEntry]]:
+        chain: list[Numbered[LedgerEntry]] = []
+        for serial in range(1, self.documents.last_serial(lineage) + 1):
+            numbered = self.documents.read(lineage, serial)
+            expected = chain[-1].sha256 if chain else None
+            if numbered.document.previous_digest != expected:
+                key = self.documents.key(lineage, serial)
+                raise Corrupted(
+                    f"The ledger of {lineage} is broken at {key}: the entry before it is not the one "
+                    "that it was written after. Restore the ledger from a backup before the next release."
+                )
+            chain.append(numbered)
+        return chain
+
+
+def _with_time(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {"written_at": datetime.now(UTC).isoformat(), **fields}
+
+
+def _entry(fields: Mapping[str, Any], serial: int, newest: Numbered[LedgerEntry] | None) -> LedgerEntry:
+    previous = newest.sha256 if newest else None
+    return LedgerEntry.from_fields({**fields, "serial": serial, "previous_digest": previous}, "ledger entry")
+
+
+def _newest_match(entries: list[LedgerEntry], **wanted: str) -> LedgerEntry | None:
+    for entry in reversed(entries):
+        if all(getattr(entry, name) == value for name, value in wanted.items()):
+            return entry
+    return None

@@ -1,0 +1,122 @@
+"""Policies and portfolio manifests: append-only documents in the production bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from infra.documents import Policy, PortfolioManifest
+from infra.numbered import Numbered, NumberedDocuments, parse_reference
+from infra.object_store import Missing, ObjectStore
+
+
+class PolicyStore:
+    """policies/<region>/<serial>.json. A region exists by its first policy."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.documents = NumberedDocuments(store, Policy, root="policies", series_field="region")
+
+    def regions(self) -> list[str]:
+        """Every region that has a policy, sorted."""
+        return self.documents.series()
+
+    def newest(self, region: str) -> Policy | None:
+        """The policy with the highest serial, or None for an unknown region."""
+        newest = self.documents.newest(region)
+        return newest.document if newest else None
+
+    def read(self, region: str, serial: int) -> Policy:
+        """Read one policy.
+
+        Raises:
+            Missing: there is no such policy.
+            InvalidInput, Corrupted: what is stored is not a policy, or not this one.
+        """
+        try:
+            return self.documents.read(region, serial).document
+        except Missing:
+            raise Missing(f"There is no policy {serial} of region {region}: `remerge policy list`.") from None
+
+    def append(self, fields: Mapping[str, Any], *, new: bool = False) -> Policy:
+        """Store a policy under the region's next serial.
+
+        Args:
+            fields: those of a policy without `serial`; `effective_at` is now when it is left out.
+            new: add a document even if the region's newest policy has the same terms (which is returned
+                unchanged otherwise: the same policy again is the same release).
+
+        Raises:
+            InvalidInput: the first field at fault; nothing was stored.
+        """
+        fields = {"effective_at": datetime.now(UTC).isoformat(), **fields}
+
+        def build(serial: int, newest: Numbered[Policy] | None) -> Policy:
+            policy = Policy.from_fields({**fields, "serial": serial}, "policy")
+            if newest and not new and newest.document.terms() == policy.terms():
+                return newest.document
+            return policy
+
+        region = Policy.from_fields({**fields, "serial": 1}, "policy").region
+        return self.documents.append(region, build)
+
+
+class ManifestStore:
+    """portfolios/<name>/<serial>.json: each document is a portfolio version."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self.documents = NumberedDocuments(store, PortfolioManifest, root="portfolios", series_field="name")
+
+    def names(self) -> list[str]:
+        """Every portfolio that has a version, sorted."""
+        return self.documents.series()
+
+    def newest(self, name: str) -> PortfolioManifest | None:
+        """The newest version, or None for an unknown portfolio."""
+        newest = self.documents.newest(name)
+        return newest.document if newest else None
+
+    def read(self, name: str, serial: int) -> PortfolioManifest:
+        """Read one version.
+
+        Raises:
+            Missing: there is no such version.
+            InvalidInput, Corrupted: what is stored is not a manifest, or not this one.
+        """
+        try:
+            return self.documents.read(name, serial).document
+        except Missing:
+            raise Missing(
+                f"There is no portfolio version {name}@{serial}: train one with `remerge train`."
+            ) from None
+
+    def resolve(self, reference: str) -> PortfolioManifest:
+        """Read `name@number`, or the newest of `name@latest`.
+
+        Raises:
+            InvalidInput: the reference is written otherwise.
+            Missing: there is no such version, or no version at all.
+        """
+        name, serial = parse_reference(reference, "portfolio")
+        if serial is not None:
+            return self.read(name, serial)
+        newest = self.newest(name)
+        if newest is None:
+            raise Missing(f"There is no portfolio {name} yet: train one with `remerge train`.")
+        return newest
+
+    def append(self, fields: Mapping[str, Any]) -> PortfolioManifest:
+        """Store a portfolio version under the portfolio's next serial.
+
+        Args:
+            fields: those of a manifest without `serial`.
+
+        Raises:
+            InvalidInput: the first field at fault; nothing was stored.
+        """
+
+        def build(serial: int, newest: Numbered[PortfolioManifest] | None) -> PortfolioManifest:
+            del newest
+            return PortfolioManifest.from_fields({**fields, "serial": serial}, "portfolio manifest")
+
+        return self.documents.append(build(1, None).name, build)
