@@ -85,7 +85,7 @@ class ReleaseStore:
 
         Raises:
             Missing: the release is not sealed.
-            InvalidInput, Corrupted: what is stored is not a manifest, another release's, or of another digest.
+            InvalidInput, Corrupted: what is stored is no manifest, another release's, or of another digest.
         """
         return self._release_document(ReleaseManifest, release_id, MANIFEST, sha256)
 
