@@ -1,0 +1,26 @@
+"""Rounding in one direction: what is an upper bound on paper stays one in floating point."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+ULP = 2.0**-52
+
+
+def up(value: float, ulps: int = 4) -> float:
+    """`value` >= 0 raised by `ulps` units in the last place, and by at least one representable number."""
+    return math.nextafter(value * (1 + ulps * ULP), math.inf)
+
+
+def sum_up(values: Iterable[float]) -> float:
+    """The sum of non-negative numbers, rounded up; an empty or all-zero sum is exactly zero."""
+    total = math.fsum(values)
+    return math.nextafter(total, math.inf) if total > 0 else 0.0
+
+
+def root_up(square: float) -> float:
+    """The square root of a non-negative number, rounded up; zero stays zero and infinity stays infinity."""
+    if square == 0 or math.isinf(square):
+        return square
+    return math.nextafter(math.sqrt(square), math.inf)
