@@ -1,0 +1,183 @@
+"""Portfolio recipes: what to train, in public literals only, read from a YAML file and checked at the door.
+
+A recipe speaks in steps and public constants. Nothing in it may be computed from private data: the
+accountant takes these numbers as known to everybody.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from accounting.errors import InvalidInput
+from infra.canonical import canonical_json
+from infra.documents import Document, Name, NetworkRecord, Relation
+
+MAX_STEPS = 100_000  # far beyond what a portfolio trained step by step needs; catches a slipped zero
+
+
+class DataRecipe(Document):
+    """Which data loader to call, by import path (see tasks.data for what it must return)."""
+
+    loader: str  # import path, "module:function"
+    arguments: dict[str, Any] = Field(default_factory=dict)
+
+
+class CandidateRecipe(Document):
+    """One DP-SGD run. Theory's names: noise_multiplier x max_grad_norm is the noise added to the sum."""
+
+    name: Name
+    steps: Annotated[int, Field(ge=1, le=MAX_STEPS)]
+    noise_multiplier: Annotated[float, Field(ge=0)]  # 0 is not private, and accounted as such
+    max_grad_norm: Annotated[float, Field(gt=0)]
+    clipping: Literal["flat"] = "flat"
+    learning_rate: Annotated[float, Field(gt=0)]
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    expected_batch_size: Annotated[float, Field(gt=0)]  # the public constant that each sum is divided by
+    sampling_probability: Annotated[float, Field(gt=0, le=1)] = 1.0  # 1 is full batch
+
+    @property
+    def is_full_batch(self) -> bool:
+        return self.sampling_probability == 1.0
+
+
+class Recipe(Document):
+    """A portfolio: independent runs from one public initialisation on one data set."""
+
+    name: Name
+    lineage: Name  # the records a person can be in, across regions, retrainings and policies
+    unit: Literal["record"] = "record"
+    neighboring_relation: Relation = "replace_one"
+    data: DataRecipe
+    network: NetworkRecord
+    feature_radius: Annotated[float, Field(gt=0)]  # R: the loader projects each row to this L2 norm
+    n_max: Annotated[int, Field(ge=1)]  # public, enforced cap on the private rows
+    initialisation_seed: Annotated[int, Field(ge=0, lt=2**32)]  # public, shared by all candidates
+    delta: Annotated[float, Field(gt=0, lt=1)]  # only for the epsilon shown beside each candidate
+    candidates: Annotated[tuple[CandidateRecipe, ...], Field(min_length=1, max_length=64)]
+
+    @model_validator(mode="after")
+    def _names_once_and_plain_arguments(self) -> Recipe:
+        names = [candidate.name for candidate in self.candidates]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"candidate {name} is named twice; give each candidate its own name")
+        for what, arguments in (("data", self.data.arguments), ("network", self.network.arguments)):
+            try:
+                canonical_json(arguments)
+            except (TypeError, ValueError):
+                raise ValueError(
+                    f"{what}.arguments may hold texts, finite numbers, lists and mappings only"
+                ) from None
+        return self
+
+    def candidate(self, name: str) -> CandidateRecipe:
+        return next(candidate for candidate in self.candidates if candidate.name == name)
+
+
+def load_recipe(path: Path | str) -> Recipe:
+    """Read and check a recipe file.
+
+    Raises:
+        InvalidInput: one sentence that names the file, and the candidate and the field at fault.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise InvalidInput(f"The recipe {path} cannot be read: {reason}.") from None
+    return parse_recipe(text, str(path))
+
+
+def parse_recipe(text: str, where: str) -> Recipe:
+    """Check the text of a recipe; `where` names it in errors."""
+    try:
+        fields = yaml.load(text, Loader=_Yaml)  # a SafeLoader, with two rules more
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" at line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "it cannot be parsed"
+        raise InvalidInput(f"{where} is not a valid YAML file{line}: {problem}.") from None
+    if not isinstance(fields, dict):
+        raise InvalidInput(f"{where} is not a recipe: it must be a mapping with a name, data and candidates.")
+    defaults = fields.pop("defaults", None) or {}
+    candidates = fields.get("candidates")
+    if not isinstance(defaults, dict):
+        raise InvalidInput(f"{where}: defaults must be a mapping of fields shared by all candidates.")
+    if "name" in defaults:
+        raise InvalidInput(f"{where}: name cannot be shared by all candidates; remove it from defaults.")
+    if not isinstance(candidates, dict):
+        raise InvalidInput(f"{where}: candidates must be a mapping from each candidate's name to its fields.")
+    for name, own in candidates.items():
+        if not isinstance(own, dict | None):
+            raise InvalidInput(f"{where}: candidate {name} must be a mapping of its fields.")
+        if own and "name" in own:
+            raise InvalidInput(f"{where}: candidate {name} is named by its key; remove its field name.")
+    fields["candidates"] = tuple(
+        {**defaults, **(own or {}), "name": name} for name, own in candidates.items()
+    )
+    try:
+        return Recipe.model_validate(fields)
+    except ValidationError as error:
+        raise InvalidInput(_sentence(where, error, candidates)) from None
+
+
+def _sentence(where: str, error: ValidationError, candidates: dict[str, Any]) -> str:
+    """The first fault in words, with the candidate's name instead of its position; misspelt fields first."""
+    faults = error.errors(include_url=False, include_context=False)
+    fault = next((f for f in faults if f["type"] == "extra_forbidden"), faults[0])
+    location = [str(part) for part in fault["loc"]]
+    owner = ""
+    if len(location) > 1 and location[0] == "candidates":
+        name = list(candidates)[int(location[1])]
+        owner = f" of candidate {name}"
+        location = location[2:]
+        if location[0] not in {*(candidates[name] or {}), "name"} and fault["type"] != "missing":
+            owner += " (from defaults)"
+    field = ".".join(location)
+    found = fault["input"]
+    shown = found if isinstance(found, int | float) else repr(found)[:60]
+    message = re.sub(r"^(Value error, |Input )", "", fault["msg"])
+    if fault["type"] == "extra_forbidden":
+        return f"{where}: unknown field {field}{owner}; check its spelling."
+    if fault["type"] == "missing":
+        return f"{where}: the field {field}{owner} is missing."
+    if fault["type"] == "string_pattern_mismatch":
+        message = "should be lower-case letters, digits and hyphens, at most 63"
+    if not field:
+        return f"{where}: {message}."
+    return f"{where}: {field}{owner} {message}, but {shown} was given."
+
+
+class _Yaml(yaml.SafeLoader):
+    """Safe YAML that also refuses a key given twice, and reads 1e-5 as the number it looks like."""
+
+
+def _mapping_without_duplicates(loader: _Yaml, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, str):
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the key {key!r} must be a text; put it in quotes", key_node.start_mark
+            )
+        if key in seen:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{key} is given twice; keep one of the two", key_node.start_mark
+            )
+        seen.add(key)
+    return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
+
+
+_Yaml.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_without_duplicates)
+# PyYAML follows YAML 1.1, where a float needs a dot, so that 1e-5 would be a text.
+_Yaml.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"),
+    list("-+0123456789"),
+)

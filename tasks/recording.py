@@ -1,0 +1,170 @@
+"""The trajectory as executed: what the optimizer really did, step by step, read off the optimizer itself."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from accounting.errors import RemergeError
+from accounting.trajectory import ParentStep, Segment
+from tasks.data import Enforced
+from tasks.models import is_softmax_regression
+
+if TYPE_CHECKING:
+    from opacus.optimizers import DPOptimizer
+    from torch import nn
+
+OPACUS_NORM_SLACK = 1e-6  # Opacus clips by max_grad_norm / (norm + 1e-6), so shorter gradients shrink too
+
+
+class TrainingFailed(RemergeError):
+    """A run ended without a usable model; it is never a candidate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutedStep:
+    """The settings that one optimizer step really used."""
+
+    noise_multiplier: float
+    max_grad_norm: float
+    learning_rate: float
+    expected_batch_size: float
+    momentum: float
+    weight_decay: float
+    optimizer: str
+
+
+class StepRecorder:
+    """Opacus's step hook: called after clipping and noise, before the parameters move.
+
+    Attributes:
+        steps: one entry for each step executed so far.
+        gradient_norms: L2 norms of the last step's per-record gradients before clipping, shape (batch,);
+            private, never to leave the trust boundary without noise.
+    """
+
+    def __init__(self) -> None:
+        import torch
+
+        self.steps: list[ExecutedStep] = []
+        self.gradient_norms = torch.zeros(0)
+
+    def __call__(self, optimizer: DPOptimizer) -> None:
+        import torch
+
+        groups = optimizer.param_groups
+        if len(groups) != 1:
+            raise TrainingFailed("Different settings for different parameters are not supported.")
+        if optimizer.loss_reduction != "mean":
+            raise TrainingFailed("The summed gradient must be divided by expected_batch_size.")
+        group = groups[0]
+        self.steps.append(
+            ExecutedStep(
+                noise_multiplier=float(optimizer.noise_multiplier),
+                max_grad_norm=float(optimizer.max_grad_norm),
+                learning_rate=float(group["lr"]),
+                expected_batch_size=float(optimizer.expected_batch_size * optimizer.accumulated_iterations),
+                momentum=float(group.get("momentum", 0.0)),
+                weight_decay=float(group.get("weight_decay", 0.0)),
+                optimizer=_optimizer_name(optimizer.original_optimizer, group),
+            )
+        )
+        norms = [gradients.flatten(1).norm(dim=1) for gradients in optimizer.grad_samples]
+        self.gradient_norms = torch.stack(norms, dim=1).norm(dim=1)
+
+
+def segments(
+    steps: list[ExecutedStep],
+    *,
+    run_id: str,
+    sampling_probability: float,
+    module: nn.Module,
+    enforced: Enforced,
+) -> tuple[Segment, ...]:
+    """Run-length encode the executed steps.
+
+    Args:
+        run_id: unique to this attempt, so that segment ids are.
+        module: the network that was trained, for `update_lipschitz`.
+    """
+    encoded: list[Segment] = []
+    for index, (step, group) in enumerate(groupby(steps)):
+        lipschitz, reason = update_lipschitz(
+            step, sampling_probability=sampling_probability, module=module, enforced=enforced
+        )
+        previous = encoded[-1] if encoded else None
+        encoded.append(
+            Segment(
+                id=f"{run_id}:{index}",
+                steps=len(list(group)),
+                noise_multiplier=step.noise_multiplier,
+                max_grad_norm=step.max_grad_norm,
+                learning_rate=step.learning_rate,
+                expected_batch_size=step.expected_batch_size,
+                sampling_probability=sampling_probability,
+                parent=ParentStep(run=run_id, segment=previous.id, step=previous.steps) if previous else None,
+                clipping="flat",
+                optimizer=step.optimizer,
+                momentum=step.momentum,
+                weight_decay=step.weight_decay,
+                sampler="full_batch" if sampling_probability == 1 else "poisson",
+                schedule="fixed",
+                update_lipschitz=lipschitz,
+                update_lipschitz_reason=reason,
+            )
+        )
+    return tuple(encoded)
+
+
+def update_lipschitz(
+    step: ExecutedStep, *, sampling_probability: float, module: nn.Module, enforced: Enforced
+) -> tuple[float, str]:
+    """How far the noiseless update can pull two parameter vectors apart, for every data set allowed.
+
+    Softmax regression's loss on a row of norm at most R is convex and R^2/2-smooth, so a full-batch step
+    with weight decay m is Lipschitz with max(|1 - eta m|, |1 - eta m - eta (R^2/2) n_max / B|), provided that
+    clipping never acts: a row's gradient is (p - y) x, of norm at most sqrt(2) R.
+
+    Returns:
+        An upper bound and the reason with its checks; infinity where a condition does not hold.
+    """
+    radius = enforced.feature_radius
+    conditions = (
+        (sampling_probability == 1, "Poisson batches have no enforced cap on their size"),
+        (step.optimizer == "sgd", f"the optimizer is {step.optimizer}, not plain SGD"),
+        (step.momentum == 0, "momentum carries earlier gradients along"),
+        (is_softmax_regression(module), "the network is not softmax regression, the case that is proven"),
+        (
+            step.max_grad_norm >= math.sqrt(2) * radius + OPACUS_NORM_SLACK,
+            f"clipping can act: max_grad_norm {step.max_grad_norm} is below sqrt(2) x {radius} + 1e-6",
+        ),
+    )
+    for holds, otherwise in conditions:
+        if not holds:
+            return math.inf, f"unknown: {otherwise}"
+    eta, decay = Fraction(step.learning_rate), Fraction(step.weight_decay)
+    smoothness = Fraction(radius) ** 2 / 2
+    slowest = 1 - eta * decay
+    fastest = slowest - eta * smoothness * enforced.n_max / Fraction(step.expected_batch_size)
+    bound = max(abs(slowest), abs(fastest))
+    rounded = float(bound)
+    if Fraction(rounded) < bound:
+        rounded = math.nextafter(rounded, math.inf)
+    return rounded, (
+        "max(|1 - eta m|, |1 - eta m - eta beta n_max / B|) with beta = R^2/2: softmax regression on "
+        f"cross-entropy, full batch, plain SGD without momentum, rows projected to norm {radius} and at "
+        f"most {enforced.n_max} of them in either neighbour (both enforced by the data loader), flat clipping "
+        f"at {step.max_grad_norm} >= sqrt(2) R + 1e-6, which never acts"
+    )
+
+
+def _optimizer_name(optimizer: object, group: dict[str, object]) -> str:
+    import torch
+
+    plain = not (group.get("nesterov") or group.get("dampening") or group.get("maximize"))
+    if type(optimizer) is torch.optim.SGD and plain:
+        return "sgd"
+    return type(optimizer).__name__.lower() + ("" if plain else " (modified)")
