@@ -133,15 +133,15 @@ def check_on_public_rows(
     from tasks.live_release import read_live
     from tasks.validation import accuracy, gate
 
-    features, labels = load_public_gate(manifest)
+    rows = load_public_gate(manifest)
     live = read_live(services.releases, policy.region)
     comparable = live is not None and fault_of(live[2], policy) is None
     verdict = gate(
-        accuracy=accuracy(manifest.network, model, features, labels),
+        accuracy=accuracy(manifest.network, model, rows),
         min_accuracy=policy.min_accuracy,
         live_accuracy=live[2].manifest.accuracy if live is not None and comparable else None,
     )
-    return verdict, len(labels)
+    return verdict, len(rows)
 
 
 @step

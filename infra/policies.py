@@ -105,6 +105,14 @@ class ManifestStore:
             raise Missing(f"There is no portfolio {name} yet: train one with `remerge train`.")
         return newest
 
+    def of_flow_run(self, name: str, flow_run_id: str) -> PortfolioManifest | None:
+        """The version that a train_portfolio run wrote, or None."""
+        for serial in range(self.documents.last_serial(name), 0, -1):
+            manifest = self.read(name, serial)
+            if manifest.flow_run_id == flow_run_id:
+                return manifest
+        return None
+
     def append(self, fields: Mapping[str, Any]) -> PortfolioManifest:
         """Store a portfolio version under the portfolio's next serial.
 

@@ -8,6 +8,8 @@ from infra.canonical import sha256_hex
 from infra.documents import Attempt, DocumentT, Draw, Pointer, ReleaseManifest
 from infra.object_store import AlreadyExists, Changed, Corrupted, Missing, ObjectStore
 
+MODEL = "model.safetensors"
+CERTIFICATE = "certificate.json"
 DRAW = "draw.json"
 MANIFEST = "manifest.json"
 

@@ -58,11 +58,11 @@ def region_compliance(services: Services, region: str) -> tuple[Policy, LiveRele
     return policy, live, assess(policy, live)
 
 
-def pull(services: Services, region: str, to: Path) -> list[Path]:
+def pull(services: Services, region: str, to: Path) -> tuple[Compliance, list[Path]]:
     """Copy a region's live release into a folder; all of it or nothing.
 
     Returns:
-        The paths written: the release's files and its manifest.
+        The region's compliance, and the paths written: the release's files and its manifest.
 
     Raises:
         NotServable: nothing was promoted, or the live release violates the current policy.
@@ -80,7 +80,7 @@ def pull(services: Services, region: str, to: Path) -> list[Path]:
         name: services.releases.read_file(release_id, name, sha256) for name, sha256 in live.manifest.files.items()
     }
     contents["manifest.json"] = live.manifest.content()
-    return _write_together(contents, to)
+    return compliance, _write_together(contents, to)
 
 
 def _write_together(contents: dict[str, bytes], to: Path) -> list[Path]:

@@ -17,7 +17,7 @@ from accounting.trajectory import Candidate, segment_to_dict, union_of_segments
 from infra.documents import Draw, LedgerEntry, Pointer, Policy, PortfolioManifest, ReleaseManifest
 from infra.ledger_store import LedgerStore
 from infra.object_store import Changed
-from infra.releases import ReleaseStore
+from infra.releases import DRAW, ReleaseStore
 from tasks import drawing, merging
 from tasks.candidates import LoadedCandidate
 
@@ -123,7 +123,8 @@ def upload(releases: ReleaseStore, manifest: ReleaseManifest, files: Mapping[str
     for name, content in files.items():
         if hashlib.sha256(content).hexdigest() != manifest.files[name]:
             raise AssertionError(f"the manifest names another digest for {name}")
-        releases.write_file(manifest.release_id, name, content)
+        if name != DRAW:  # stored already, before it was used
+            releases.write_file(manifest.release_id, name, content)
         releases.read_file(manifest.release_id, name, manifest.files[name])
     return releases.create_manifest(manifest)
 

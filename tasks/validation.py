@@ -7,11 +7,14 @@ the attempt: it never triggers another draw or another choice of weights.
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from accounting.errors import IncompatibleCandidates
 from infra.documents import NetworkRecord
+from tasks.data import Rows
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,31 +54,33 @@ def gate(*, accuracy: float, min_accuracy: float, live_accuracy: float | None) -
     return Verdict(passed=passed, accuracy=accuracy, minimum=minimum, reason=reason)
 
 
-def accuracy(network: NetworkRecord, model: bytes, features: np.ndarray, labels: np.ndarray) -> float:
-    """Share of rows that the model classifies rightly.
+def accuracy(network: NetworkRecord, model: bytes, rows: Rows) -> float:
+    """Share of rows that a stored model classifies rightly, in [0, 1].
 
     Args:
         network: how to build the network.
         model: contents of a safetensors file with its parameters.
-        features: shape (rows, ...), float32.
-        labels: shape (rows,), integers.
 
     Raises:
         IncompatibleCandidates: the parameters do not fit the network.
     """
-    import safetensors.torch  # late: importing torch takes seconds
-    import torch
-
-    from tasks.models import build
+    from tasks.models import build, state_from_bytes
 
     module = build(network)
     try:
-        module.load_state_dict(safetensors.torch.load(model))
+        module.load_state_dict(state_from_bytes(model))
     except RuntimeError as error:
         raise IncompatibleCandidates(
             f"The merged parameters do not fit the network {network.factory}: {str(error).splitlines()[-1].strip()}"
         ) from None
+    return share_right(module, rows)
+
+
+def share_right(module: nn.Module, rows: Rows) -> float:
+    """Share of rows that a network classifies rightly, in [0, 1]."""
+    import torch  # late: importing torch takes seconds
+
     module.eval()
     with torch.no_grad():
-        predicted = module(torch.from_numpy(np.ascontiguousarray(features))).argmax(dim=1).numpy()
-    return float(np.mean(predicted == labels))
+        predicted = module(torch.tensor(rows.features)).argmax(dim=1)
+    return int((predicted == torch.tensor(rows.labels)).sum()) / len(rows)

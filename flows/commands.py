@@ -1,0 +1,157 @@
+"""What the commands do, as plain functions: the command line only reads options and prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from accounting.errors import InvalidInput, RemergeError
+from infra.documents import Policy, PortfolioManifest
+from infra.events import emit_policy_changed
+from infra.orchestrator import FlowRun, RunNotEnded, message_of
+from infra.settings import Settings
+from tasks.services import Services, open_services
+
+TRAIN_TIMEOUT = 24 * 3600.0
+POLICY_TIMEOUT = 600.0
+
+
+class FlowFailed(RemergeError):
+    """A flow run ended without success; its sentence is passed on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the user allowed beforehand, and how to ask for the rest."""
+
+    create_region: bool
+    new: bool
+    confirm: Callable[[str], bool]
+
+
+def train_portfolio(settings: Settings, recipe: Path, console: Console) -> PortfolioManifest:
+    """Train a portfolio in the train_portfolio flow and wait for it.
+
+    Raises:
+        InvalidInput: the recipe is not valid; nothing was started.
+        FlowFailed: with the flow's sentence.
+    """
+    from tasks.recipes import find_recipe, load_recipe
+
+    path = find_recipe(recipe)
+    loaded = load_recipe(path)
+    services = open_services(settings)
+    run = services.orchestrator.create_flow_run("train-portfolio", {"recipe": str(path.absolute())})
+    names = ", ".join(candidate.name for candidate in loaded.candidates)
+    ended = _wait(services, run, console, f"Training {len(loaded.candidates)} candidates ({names})", TRAIN_TIMEOUT)
+    _require_success(ended)
+    trained = services.manifests.of_flow_run(loaded.name, str(run["id"]))
+    if trained is None:
+        raise FlowFailed(f"The run {run['name']} ended well but left no portfolio; look at it in Prefect's pages.")
+    return trained
+
+
+def set_policy(settings: Settings, fields: Mapping[str, Any], *, asked: Asked, console: Console) -> Policy:
+    """Validate and store a policy.
+
+    Raises:
+        InvalidInput: a field is wrong, the region is new and was not confirmed, or there is no portfolio.
+    """
+    services = open_services(settings)
+    checked = Policy.from_fields(
+        {"serial": 1, "effective_at": "2000-01-01T00:00:00Z", **fields, "portfolio": fields["portfolio"] or "any@1"},
+        "policy",
+    )
+    manifest = _portfolio(services, fields["portfolio"])
+    reference = fields["portfolio"] or manifest.reference
+    if manifest.n_max is not None and checked.delta >= 1 / manifest.n_max:
+        console.print(
+            f"[yellow]Warning:[/] delta {checked.delta:g} is not below 1 / n_max = {1 / manifest.n_max:.3g}; a mechanism "
+            "that publishes one person's record outright satisfies such a policy.",
+            highlight=False,
+            soft_wrap=True,
+        )
+    region = checked.region
+    if services.policies.newest(region) is None and not asked.create_region:
+        known = ", ".join(services.policies.regions()) or "none yet"
+        if not asked.confirm(f"Region {region} is new (known regions: {known}). Create it?"):
+            raise InvalidInput(f"Region {region} was not created; nothing was stored.")
+    policy = services.policies.append({**fields, "portfolio": reference}, new=asked.new)
+    console.print(
+        f"Policy {policy.serial} of {region}: epsilon {policy.epsilon:g} at delta {policy.delta:g} "
+        f"({policy.neighboring_relation}), from {policy.portfolio}.",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return policy
+
+
+def announce_policy(settings: Settings, policy: Policy, *, wait: bool, console: Console) -> FlowRun | None:
+    """Emit `policy.changed` and, if asked to, wait for the run that it starts.
+
+    Raises:
+        FlowFailed: with the flow's sentence.
+    """
+    services = open_services(settings)
+    event_id = emit_policy_changed(services.orchestrator, policy)
+    if not wait:
+        console.print(f"Event {event_id} is on its way; see `remerge status`.", highlight=False)
+        return None
+    ended = wait_for_policy(services, policy, event_id, console)
+    _require_success(ended)
+    return ended
+
+
+def wait_for_policy(services: Services, policy: Policy, event_id: str, console: Console) -> FlowRun:
+    """Wait for the policy_change run that an event started, to its end, well or not."""
+    with console.status(f"Waiting for Prefect to start policy_change for {policy.region} ..."):
+        run = services.orchestrator.wait_for_event(event_id, timeout=60)
+    return _wait(services, run, console, f"Re-merging for {policy.region}", POLICY_TIMEOUT)
+
+
+def pull_release(settings: Settings, region: str, to: Path, console: Console) -> list[Path]:
+    """Fetch a region's live release into a folder, with a warning where only a grace period allows it."""
+    from tasks.compliance import State
+    from tasks.live_release import pull
+
+    compliance, paths = pull(open_services(settings), region, to)
+    if compliance.state is State.NON_COMPLIANT:
+        console.print(f"[yellow]Warning:[/] {escape(compliance.reason)}", highlight=False, soft_wrap=True)
+    return paths
+
+
+def _portfolio(services: Services, reference: str | None) -> PortfolioManifest:
+    if reference is not None:
+        return services.manifests.resolve(reference)
+    names = services.manifests.names()
+    if not names:
+        raise InvalidInput("No portfolio has been trained yet: run `remerge train` first.")
+    if len(names) > 1:
+        raise InvalidInput(f"There are several portfolios ({', '.join(names)}); name one with `--portfolio NAME@latest`.")
+    return services.manifests.resolve(f"{names[0]}@latest")
+
+
+def _wait(services: Services, run: FlowRun, console: Console, what: str, timeout: float) -> FlowRun:
+    try:
+        with console.status(f"{escape(what)} ...") as spinner:
+            return services.orchestrator.wait(
+                run["id"],
+                timeout=timeout,
+                progress=lambda seen: spinner.update(f"{escape(what)}: {str(seen.get('state_name')).lower()} ..."),
+            )
+    except KeyboardInterrupt:
+        raise RunNotEnded(
+            f"No longer waiting; the flow run {run.get('name')} goes on. See `remerge status` or Prefect's pages."
+        ) from None
+
+
+def _require_success(run: FlowRun) -> None:
+    if run.get("state_type") != "COMPLETED":
+        raise FlowFailed(
+            message_of(run) or f"The flow run {run.get('name')} ended as {run.get('state_name')}; see Prefect's pages."
+        )
