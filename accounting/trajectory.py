@@ -123,13 +123,19 @@ class Trajectory:
             raise InvalidInput("A trajectory needs at least one segment.")
         ids = [segment.id for segment in self.segments]
         if len(set(ids)) != len(ids):
-            raise InvalidInput("A trajectory names a segment twice; each stretch of fresh noise has its own id.")
+            raise InvalidInput(
+                "A trajectory names a segment twice; each stretch of fresh noise has its own id."
+            )
         if self.segments[0].parent is not None:
             raise InvalidInput("A trajectory must begin with a segment that has no parent.")
         for earlier, later in zip(self.segments, self.segments[1:], strict=False):
-            if later.parent is None or later.parent.segment != earlier.id or later.parent.step != earlier.steps:
+            if (
+                later.parent is None
+                or later.parent.segment != earlier.id
+                or later.parent.step != earlier.steps
+            ):
                 raise InvalidInput(
-                    f"Segment {later.id} must name as its parent segment {earlier.id} at step {earlier.steps}."
+                    f"Segment {later.id} must have segment {earlier.id} at step {earlier.steps} as parent."
                 )
 
     @property
@@ -194,7 +200,8 @@ def union_of_segments(trajectories: tuple[Trajectory, ...]) -> tuple[Segment, ..
         found = sorted({str(getattr(trajectory, name)) for trajectory in trajectories})
         if len(found) > 1:
             raise IncompatibleCandidates(
-                f"Candidates differ in {name} ({', '.join(found)}); only runs that agree may be accounted together."
+                f"Candidates differ in {name} ({', '.join(found)}); only runs that agree in it may be "
+                "accounted together."
             )
     union: dict[str, Segment] = {}
     for trajectory in trajectories:
