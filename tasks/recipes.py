@@ -80,6 +80,19 @@ class Recipe(Document):
         return next(candidate for candidate in self.candidates if candidate.name == name)
 
 
+def find_recipe(path: Path | str) -> Path:
+    """Where a recipe file is: a relative path is looked for in the working directory, then beside the code.
+
+    Raises:
+        InvalidInput: it is in neither place.
+    """
+    home = Path(__file__).resolve().parent.parent
+    for found in (Path(path), home / path):
+        if found.is_file():
+            return found
+    raise InvalidInput(f"There is no recipe file {path}, neither in {Path.cwd()} nor in {home}.")
+
+
 def load_recipe(path: Path | str) -> Recipe:
     """Read and check a recipe file.
 

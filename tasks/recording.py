@@ -156,8 +156,8 @@ def update_lipschitz(
     return rounded, (
         "max(|1 - eta m|, |1 - eta m - eta beta n_max / B|) with beta = R^2/2: softmax regression on "
         f"cross-entropy, full batch, plain SGD without momentum, rows projected to norm {radius} and at "
-        f"most {enforced.n_max} of them in either neighbour (both enforced by the data loader), flat clipping "
-        f"at {step.max_grad_norm} >= sqrt(2) R + 1e-6, which never acts"
+        f"most {enforced.n_max} of them in either neighbour (both enforced by the loader), flat clipping at "
+        f"{step.max_grad_norm} >= sqrt(2) R + 1e-6, which never acts"
     )
 
 

@@ -1,0 +1,251 @@
+"""Train a portfolio: independent private models from one public start, for later policies to choose from.
+
+The portfolio version exists from the moment that its manifest is in S3, and that is written last: a run that
+fails half-way leaves nothing that a policy could use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from prefect import flow, get_run_logger, task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.futures import PrefectFuture
+from prefect.runtime import flow_run
+from prefect.states import Completed, Failed
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from accounting.errors import RemergeError
+from infra.documents import CandidateRecord, DataRecord, PortfolioManifest
+from tasks.recipes import Recipe, find_recipe, load_recipe
+from tasks.services import Services, open_services
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tasks.data import Splits
+    from tasks.training import TrainedCandidate
+
+WORKERS = 2  # candidates trained side by side, each on one core
+
+
+class PortfolioFailed(RemergeError):
+    """At least one candidate failed, so there is no new portfolio version."""
+
+
+class Workshop:
+    """What every training needs. It holds the private rows, and only threads of this process see it.
+
+    Not a dataclass on purpose: Prefect looks into those when they are handed to a task, and not into this.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        recipe: Recipe,
+        splits: Splits,
+        initial: Mapping[str, Tensor],
+        data: DataRecord,
+    ) -> None:
+        self.services = services
+        self.recipe = recipe
+        self.splits = splits
+        self.initial = initial
+        self.data = data
+
+
+@flow(
+    name="train_portfolio",
+    task_runner=ThreadPoolTaskRunner(max_workers=WORKERS),
+    persist_result=False,
+)
+def train_portfolio(recipe: str = "infra/portfolios/digits.yaml") -> State[Any]:
+    """Train every candidate of a recipe and make them a portfolio version.
+
+    Args:
+        recipe: path of the recipe file.
+    """
+    try:
+        manifest = build_portfolio(open_services(), load_recipe(find_recipe(recipe)))
+    except RemergeError as error:
+        return Failed(message=error.message)
+    return Completed(
+        message=f"Portfolio {manifest.reference} is ready with {len(manifest.candidates)} candidates."
+    )
+
+
+def build_portfolio(services: Services, recipe: Recipe) -> PortfolioManifest:
+    """The whole story; the manifest is written only when every candidate has ended well.
+
+    Raises:
+        RemergeError: one sentence; there is no new portfolio version.
+    """
+    workshop = prepare(services, recipe)
+    running = {
+        candidate.name: train_and_log.submit(workshop, candidate.name) for candidate in recipe.candidates
+    }
+    finished = results_of(running)
+    records = register_all(workshop, finished)
+    manifest = publish(workshop, records)
+    leave_artifact(manifest, recipe, [trained for _, trained in finished])
+    return manifest
+
+
+def prepare(services: Services, recipe: Recipe) -> Workshop:
+    """Data, checked and projected, and one public initialisation for all candidates."""
+    import torch
+
+    from tasks.data import data_record, load_splits
+    from tasks.models import initial_state
+    from tasks.registry import require_up
+
+    require_up(services.mlflow)
+    torch.set_num_threads(1)  # the candidates run side by side; more threads would only wait for each other
+    splits = load_splits(
+        recipe.data,
+        feature_radius=recipe.feature_radius,
+        n_max=recipe.n_max,
+        neighboring_relation=recipe.neighboring_relation,
+    )
+    key = services.connections.data_digest_key.get_secret_value().encode()
+    return Workshop(
+        services,
+        recipe,
+        splits,
+        initial_state(recipe.network, recipe.initialisation_seed),
+        data_record(recipe.data, splits, key),
+    )
+
+
+@task(task_run_name="train {name}", cache_policy=NO_CACHE, persist_result=False)
+def train_and_log(workshop: Workshop, name: str) -> tuple[str, TrainedCandidate]:
+    """One candidate, from an open MLflow run to a finished one.
+
+    Returns:
+        The MLflow run's id and what was trained.
+    """
+    from tasks.registry import fail_run, finish_run, start_run
+    from tasks.training import train_candidate
+
+    recipe, client = workshop.recipe, workshop.services.mlflow
+    candidate = recipe.candidate(name)
+    run_id = start_run(client, recipe, candidate, flow_run_id=flow_run.get_id())
+    try:
+        trained = train_candidate(
+            candidate,
+            recipe=recipe,
+            splits=workshop.splits,
+            initial=workshop.initial,
+            run_id=run_id,
+            data_digest=workshop.data.private.digest,
+        )
+        finish_run(client, run_id, recipe, trained)
+    except BaseException as error:
+        with suppress(RemergeError):  # the cause matters more than the mark
+            fail_run(client, run_id, f"{type(error).__name__}: {error}")
+        raise
+    get_run_logger().info("Candidate %s is trained: %d steps.", name, trained.trajectory.steps)
+    return run_id, trained
+
+
+def results_of(
+    running: Mapping[str, PrefectFuture[tuple[str, TrainedCandidate]]],
+) -> list[tuple[str, TrainedCandidate]]:
+    """Wait for every training.
+
+    Raises:
+        PortfolioFailed: naming the first candidate that failed.
+    """
+    finished: list[tuple[str, TrainedCandidate]] = []
+    failures: list[str] = []
+    for name, future in running.items():
+        result: Any = future.result(raise_on_failure=False)
+        if isinstance(result, RemergeError):
+            failures.append(result.message.rstrip("."))
+        elif isinstance(result, BaseException):
+            failures.append(f"Candidate {name} failed with {type(result).__name__}: {result}".rstrip("."))
+        else:
+            finished.append(result)
+    if failures:
+        others = f" (and {len(failures) - 1} more failed)" if len(failures) > 1 else ""
+        raise PortfolioFailed(f"{failures[0]}{others}; no portfolio version was made.")
+    return finished
+
+
+def register_all(
+    workshop: Workshop, finished: list[tuple[str, TrainedCandidate]]
+) -> tuple[CandidateRecord, ...]:
+    """Make the finished runs versions of the registered model, in the recipe's order."""
+    from tasks.registry import register_candidate
+
+    client = workshop.services.mlflow
+    return tuple(register_candidate(client, run_id, workshop.recipe, trained) for run_id, trained in finished)
+
+
+def publish(workshop: Workshop, records: tuple[CandidateRecord, ...]) -> PortfolioManifest:
+    """Write the manifest: from here on the portfolio version exists."""
+    from infra.canonical import sha256_hex
+    from tasks.models import state_bytes
+
+    recipe = workshop.recipe
+    return workshop.services.manifests.append(
+        {
+            "name": recipe.name,
+            "created_at": datetime.now(UTC).isoformat(),
+            "lineage": recipe.lineage,
+            "unit": recipe.unit,
+            "neighboring_relation": recipe.neighboring_relation,
+            "recipe_digest": recipe.sha256(),
+            "data": workshop.data.model_dump(mode="json"),
+            "network": recipe.network.model_dump(mode="json"),
+            "initialisation_digest": sha256_hex(state_bytes(workshop.initial)),
+            "feature_radius": recipe.feature_radius,
+            "n_max": recipe.n_max,
+            "flow_run_id": flow_run.get_id(),
+            "candidates": [record.model_dump(mode="json") for record in records],
+        }
+    )
+
+
+def leave_artifact(manifest: PortfolioManifest, recipe: Recipe, trained: list[TrainedCandidate]) -> None:
+    """Show people in Prefect what is on offer."""
+    create_markdown_artifact(
+        portfolio_page(manifest, recipe, trained),
+        key=f"portfolio-{manifest.name}",
+        description=f"The candidates of {manifest.reference}",
+    )
+
+
+def portfolio_page(manifest: PortfolioManifest, recipe: Recipe, trained: list[TrainedCandidate]) -> str:
+    """A short page in Markdown: what each candidate is and what it protects."""
+    from accounting.joint_release import single_run
+
+    lines = [
+        f"# Portfolio {manifest.reference}",
+        "",
+        f"Trained on private rows of lineage {manifest.lineage}, each {manifest.unit} protected under "
+        f"{manifest.neighboring_relation}. Epsilon is at delta {recipe.delta:g}, from the trajectory.",
+        "",
+        "| candidate | steps | sampling | noise multiplier | epsilon | accuracy on public-train rows |",
+        "|---|---:|---|---:|---:|---:|",
+    ]
+    for candidate in trained:
+        run = candidate.trajectory
+        segment = run.segments[-1]
+        sampling = "full batch" if segment.is_full_batch else f"Poisson {segment.sampling_probability:g}"
+        epsilon = single_run(run).epsilon(recipe.delta)
+        lines.append(
+            f"| {candidate.name} | {run.steps} | {sampling} | {segment.noise_multiplier:g} | {epsilon:.3f} "
+            f"| {candidate.public_train_accuracy:.3f} |"
+        )
+    lines += [
+        "",
+        "For the trainer's eyes: these accuracies are of private models that nobody has released. Choosing "
+        "merge weights by them would make the choice depend on private data: policies choose by noise alone.",
+    ]
+    return "\n".join(lines) + "\n"

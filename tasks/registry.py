@@ -1,0 +1,289 @@
+"""Candidates in and out of MLflow: one run and one version of the registered model `<portfolio>` each.
+
+Every call names its run or version explicitly, so threads do not disturb each other, and no alias is ever
+followed: the portfolio manifest names versions by number and files by digest.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+
+from accounting.errors import InvalidInput, RemergeError
+from accounting.trajectory import Trajectory
+from infra.canonical import canonical_json, sha256_hex
+from infra.documents import CandidateRecord, NetworkRecord, PortfolioManifest
+from infra.settings import StackDown
+from tasks.candidates import LoadedCandidate
+from tasks.recipes import CandidateRecipe, Recipe
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+    from tasks.training import TrainedCandidate
+
+MODEL = "model.safetensors"
+TRAJECTORY = "trajectory.json"
+NETWORK = "network.json"
+RECIPE = "recipe.json"
+CANDIDATE_TAG = "remerge.candidate"
+_BATCH = 1000  # MLflow's limit of metrics in one log_batch
+
+
+class CandidateMissing(RemergeError):
+    """A candidate that the manifest names is no longer in MLflow."""
+
+
+class CandidateCorrupted(RemergeError):
+    """A candidate's file is not the one that was trained: its digest differs from the manifest's."""
+
+
+class RegistryRefused(RemergeError):
+    """MLflow answered, but not with a success; its own words are quoted."""
+
+
+def require_up(client: MlflowClient) -> None:
+    """Fail at once when MLflow is not there: its own client would try again for minutes.
+
+    Raises:
+        StackDown: with what to do.
+    """
+    try:
+        answer = httpx.get(f"{client.tracking_uri.rstrip('/')}/health", timeout=5)
+    except httpx.HTTPError:
+        answer = None
+    if answer is None or answer.status_code != 200:
+        raise StackDown(f"MLflow does not answer at {client.tracking_uri}: run `remerge up`, then try again.")
+
+
+def start_run(
+    client: MlflowClient, recipe: Recipe, candidate: CandidateRecipe, *, flow_run_id: str | None
+) -> str:
+    """Open a run with the recipe's public parameters; MLflow shows it as running.
+
+    Returns:
+        The run's id, unique to this attempt.
+    """
+    from mlflow.entities import Param
+
+    parameters = {
+        **candidate.model_dump(exclude={"name"}),
+        **recipe.model_dump(
+            include={"neighboring_relation", "feature_radius", "n_max", "initialisation_seed"}
+        ),
+        "recipe_sha256": recipe.sha256(),
+    }
+    tags = {CANDIDATE_TAG: candidate.name, "remerge.flow_run_id": flow_run_id or "none"}
+    with _answers("start a run"):
+        run = client.create_run(experiment(client, recipe.name), run_name=candidate.name, tags=tags)
+        run_id = str(run.info.run_id)
+        client.log_batch(run_id, params=[Param(key, str(value)) for key, value in parameters.items()])
+    return run_id
+
+
+def finish_run(client: MlflowClient, run_id: str, recipe: Recipe, trained: TrainedCandidate) -> None:
+    """Log metrics and files of a finished training, and mark its run as finished."""
+    from mlflow.entities import Metric
+
+    now = int(time.time() * 1000)
+    metrics = [
+        Metric(name, value, now, step)
+        for step, values in enumerate(trained.metrics, start=1)
+        for name, value in values.items()
+    ]
+    with _answers("log a run"):
+        for start in range(0, len(metrics), _BATCH):
+            client.log_batch(run_id, metrics=metrics[start : start + _BATCH])
+        with tempfile.TemporaryDirectory() as folder:
+            for name, content in _files(recipe, trained).items():
+                (Path(folder) / name).write_bytes(content)
+            client.log_artifacts(run_id, folder)
+        client.set_terminated(run_id, "FINISHED")
+
+
+def fail_run(client: MlflowClient, run_id: str, reason: str) -> None:
+    """Mark a run as failed: it is never registered."""
+    with _answers("mark a run as failed"):
+        client.set_tag(run_id, "remerge.failure", reason[:5000])
+        client.set_terminated(run_id, "FAILED")
+
+
+def register_candidate(
+    client: MlflowClient, run_id: str, recipe: Recipe, trained: TrainedCandidate
+) -> CandidateRecord:
+    """Make a finished run a version of the registered model that is named like the portfolio.
+
+    Raises:
+        InvalidInput: the run has not finished.
+    """
+    with _answers("register a candidate"):
+        run = client.get_run(run_id)
+        if run.info.status != "FINISHED":
+            raise InvalidInput(
+                f"Run {run_id} of candidate {trained.name} is {run.info.status}; only finished runs are "
+                "candidates."
+            )
+        ensure_registered_model(client, recipe.name)
+        files = {name: sha256_hex(content) for name, content in _files(recipe, trained).items()}
+        version = client.create_model_version(
+            recipe.name,
+            f"{run.info.artifact_uri}/{MODEL}",
+            run_id,
+            tags={
+                CANDIDATE_TAG: trained.name,
+                "remerge.model_sha256": files[MODEL],
+                "remerge.trajectory_sha256": files[TRAJECTORY],
+            },
+            await_creation_for=0,
+        )
+    return CandidateRecord(
+        name=trained.name,
+        registered_model=recipe.name,
+        version=int(version.version),
+        run_id=run_id,
+        model_sha256=files[MODEL],
+        trajectory_sha256=files[TRAJECTORY],
+    )
+
+
+def fetch_candidate(
+    client: MlflowClient, manifest: PortfolioManifest, record: CandidateRecord
+) -> LoadedCandidate:
+    """Pull a candidate and check both of its files against the manifest.
+
+    Raises:
+        CandidateMissing, CandidateCorrupted: naming the candidate, its portfolio and what to do.
+        StackDown: MLflow or its store does not answer; trying again helps.
+    """
+    trajectory = fetch_trajectory(client, manifest, record)
+    model = _download(client, manifest, record, MODEL)
+    if sha256_hex(model) != record.model_sha256:
+        raise CandidateCorrupted(
+            f"{MODEL} of candidate {record.name} of {manifest.reference} was replaced or corrupted after "
+            "training (its SHA-256 differs from the manifest's): restore the file in MLflow run "
+            f"{record.run_id}, or train the portfolio again with `remerge train`."
+        )
+    return LoadedCandidate(name=record.name, model=model, trajectory=trajectory)
+
+
+def fetch_trajectory(
+    client: MlflowClient, manifest: PortfolioManifest, record: CandidateRecord
+) -> Trajectory:
+    """Pull a candidate's history alone, checked against the manifest; errors as `fetch_candidate`."""
+    _require_version(client, manifest, record)
+    content = _download(client, manifest, record, TRAJECTORY)
+    if sha256_hex(content) != record.trajectory_sha256:
+        raise CandidateCorrupted(
+            f"{TRAJECTORY} of candidate {record.name} of {manifest.reference} was edited after training (its "
+            "SHA-256 differs from the manifest's), so its privacy is unknown: restore the file in MLflow run "
+            f"{record.run_id}, or train the portfolio again with `remerge train`."
+        )
+    return Trajectory.from_dict(json.loads(content))
+
+
+def experiment(client: MlflowClient, name: str) -> str:
+    """The id of the experiment of that name, made if need be; threads may ask at once."""
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        try:
+            return str(client.create_experiment(name))
+        except MlflowException as error:
+            found = client.get_experiment_by_name(name)
+            if found is None:
+                raise error
+    return str(found.experiment_id)
+
+
+def ensure_registered_model(client: MlflowClient, name: str) -> None:
+    """Make the registered model of that name, unless it exists."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+
+
+def _files(recipe: Recipe, trained: TrainedCandidate) -> dict[str, bytes]:
+    network: NetworkRecord = recipe.network
+    return {
+        MODEL: trained.model,
+        TRAJECTORY: canonical_json(trained.trajectory.to_dict()),
+        NETWORK: network.content(),
+        RECIPE: recipe.content(),
+    }
+
+
+def _require_version(client: MlflowClient, manifest: PortfolioManifest, record: CandidateRecord) -> None:
+    require_up(client)
+    what = f"candidate {record.name} of {manifest.reference}"
+    try:
+        with _answers(f"look up {what}"):
+            version = client.get_model_version(record.registered_model, str(record.version))
+    except _NotThere:
+        raise CandidateMissing(
+            f"Version {record.version} of registered model {record.registered_model}, which is {what}, is "
+            "not in MLflow: restore it from a backup, or train the portfolio again with `remerge train`."
+        ) from None
+    if version.run_id != record.run_id:
+        raise CandidateCorrupted(
+            f"Version {record.version} of registered model {record.registered_model}, which is {what}, now "
+            f"comes from another run ({version.run_id}): train the portfolio again with `remerge train`."
+        )
+
+
+def _download(client: MlflowClient, manifest: PortfolioManifest, record: CandidateRecord, name: str) -> bytes:
+    from mlflow.exceptions import MlflowException
+
+    what = f"{name} of candidate {record.name} of {manifest.reference}"
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            return Path(client.download_artifacts(record.run_id, name, folder)).read_bytes()
+        except (MlflowException, OSError):
+            pass  # MLflow gives one error for a missing file and for a store that is down: ask which it is
+    listed: set[str] = set()
+    with suppress(_NotThere), _answers(f"look for {what}"):
+        listed = {entry.path for entry in client.list_artifacts(record.run_id)}
+    if name in listed:
+        raise StackDown(f"MLflow's store did not hand out {what}; try again when it is up.")
+    raise CandidateMissing(
+        f"{what} is not in MLflow (run {record.run_id}): restore it from a backup, or train the portfolio "
+        "again with `remerge train`."
+    )
+
+
+class _NotThere(RegistryRefused):
+    """MLflow does not know what was asked for."""
+
+
+@contextmanager
+def _answers(doing: str) -> Iterator[None]:
+    """Turn MLflow's and the connection's errors into sentences."""
+    from mlflow.exceptions import MlflowException
+    from requests.exceptions import RequestException
+
+    try:
+        yield
+    except RequestException:
+        raise StackDown(
+            f"MLflow stopped answering while trying to {doing}; try again when it is up."
+        ) from None
+    except MlflowException as error:
+        first_line = str(error).splitlines()[0]
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            raise _NotThere(f"MLflow has not what it takes to {doing}: {first_line}") from error
+        if error.error_code in {"INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED"}:
+            raise StackDown(
+                f"MLflow failed while trying to {doing}; try again when it and its store are up."
+            ) from error
+        raise RegistryRefused(f"MLflow refused to {doing}: {first_line}") from error
