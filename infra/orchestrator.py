@@ -53,8 +53,8 @@ class Orchestrator:
     OrchestratorRefused: it answered with an error, quoted.
     """
 
-    def __init__(self, connections: Connections) -> None:
-        self.api_url = connections.prefect_api_url.rstrip("/")
+    def __init__(self, connections: Connections | None = None, *, api_url: str = "") -> None:
+        self.api_url = (connections.prefect_api_url if connections else api_url).rstrip("/")
         local = urlsplit(self.api_url).hostname in {"127.0.0.1", "localhost", "::1"}
         self._client = httpx.Client(base_url=self.api_url, timeout=10, trust_env=not local)
 
@@ -78,7 +78,7 @@ class Orchestrator:
 
     def refusals_of_event(self, event_id: str) -> list[str]:
         """Why automations that heard an event could not start a run (for example a field that is missing)."""
-        cause = {"id": [f"prefect.event.{event_id}"], "role": "triggering-event"}
+        cause = {"id": [f"prefect.event.{event_id}"], "role": ["triggering-event"]}
         where = {"event": {"name": ["prefect.automation.action.failed"]}, "related": cause}
         found = self._call("POST", "/events/filter", json={"filter": where, "limit": 10})
         return [str(event["payload"].get("reason", "")) for event in found["events"]]
@@ -186,10 +186,35 @@ class Orchestrator:
                 )
             time.sleep(interval)
 
+    def crash_unfinished(self, reason: str) -> list[FlowRun]:
+        """Mark as crashed what Prefect takes for running, and return it; only for when nothing can be."""
+        going = {"flow_runs": {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}}}
+        runs: list[FlowRun] = self._pages("/flow_runs/filter", going)
+        for run in runs:
+            state = {"type": "CRASHED", "message": reason}
+            self._call("POST", f"/flow_runs/{run['id']}/set_state", json={"state": state, "force": True})
+        return runs
+
+    # Work pools and workers
+
+    def create_work_pool(self, name: str) -> None:
+        """Make a work pool whose runs are processes, unless it is there."""
+        if self._call("GET", f"/work_pools/{name}", missing_is_none=True) is None:
+            self._call("POST", "/work_pools/", json={"name": name, "type": "process"})
+
     def online_workers(self, work_pool: str) -> list[str]:
         """The names of the workers of a pool that have lately been heard of."""
-        found = self._call("POST", f"/work_pools/{work_pool}/workers/filter", json={}, missing_is_none=True)
-        return [worker["name"] for worker in found or () if worker.get("status") == "ONLINE"]
+        return [worker["name"] for worker in self._workers(work_pool) if worker.get("status") == "ONLINE"]
+
+    def forget_workers(self, work_pool: str) -> None:
+        """Remove a pool's list of workers; those that live come back by themselves."""
+        for worker in self._workers(work_pool):
+            self._call("DELETE", f"/work_pools/{work_pool}/workers/{worker['name']}", missing_is_none=True)
+
+    def _workers(self, work_pool: str) -> list[dict[str, Any]]:
+        return (
+            self._call("POST", f"/work_pools/{work_pool}/workers/filter", json={}, missing_is_none=True) or []
+        )
 
     def _pages(self, path: str, where: Mapping[str, Any], *, limit: int | None = None) -> list[Any]:
         found: list[Any] = []

@@ -1,0 +1,244 @@
+"""The embedded stack: S3 (SeaweedFS), MLflow, Prefect and its worker, on this machine only.
+
+It outlives the command that starts it. All its state lies under `REMERGE_HOME`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import httpx
+
+from accounting.errors import RemergeError
+from infra import processes, services
+from infra.object_store import ObjectStore
+from infra.orchestrator import Orchestrator
+from infra.services import MLFLOW, NAMES, PREFECT, S3, WORK_POOL, WORKER
+from infra.settings import Connections, Settings
+from infra.stack_state import State, credentials, exclusive
+
+Progress = Callable[[str], None]
+
+TITLES = {S3: "S3 (SeaweedFS)", MLFLOW: "MLflow", PREFECT: "Prefect", WORKER: "Prefect's worker"}
+MLFLOW_BUCKET = "mlflow"
+START_SECONDS = 150.0
+GRACE_SECONDS = 8.0
+STOPPED = "The stack was stopped while this run was going; start it again."
+_children: list[subprocess.Popen[bytes]] = []  # of this process; kept so that they are reaped when they end
+
+
+class StackFailed(RemergeError):
+    """The stack could not be started; nothing that was started for it is left running."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStatus:
+    """One of the four children."""
+
+    name: str
+    title: str
+    running: bool  # its process exists
+    answering: bool  # and it does its work
+    pid: int | None
+    log: Path
+
+
+@dataclass(frozen=True, slots=True)
+class StackStatus:
+    """The whole stack; `services` is empty where it is down."""
+
+    home: Path
+    services: tuple[ServiceStatus, ...] = ()
+    addresses: dict[str, str] = field(default_factory=dict)  # by the names of infra.settings.Connections
+    already_up: bool = False  # `start` found nothing to do
+
+    @property
+    def up(self) -> bool:
+        """Whether everything answers."""
+        return bool(self.services) and all(service.answering for service in self.services)
+
+
+def start(settings: Settings, progress: Progress, names: tuple[str, ...] = NAMES) -> StackStatus:
+    """Start what is not up already, and return when all of it works.
+
+    Args:
+        settings: whose `home` holds the stack.
+        progress: told in words what was reached.
+        names: of the services; a part of them is only for tests.
+
+    Raises:
+        StackFailed: names the log to read; what this call started was stopped again.
+        NotInstalled, CredentialsDamaged: nothing was started.
+    """
+    with exclusive(settings, progress) as state:
+        broken = [name for name in _broken(state, settings) if name in names]
+        if not broken:
+            progress("The stack is up already.")
+            return _look(state, settings, already_up=True)
+        _end(broken, state)
+        if not all(services.ports_are_free(state.ports, name) for name in broken):
+            _end(NAMES, state)
+            broken = [name for name in NAMES if name in names]
+        try:
+            _begin(broken, state, settings, progress)
+        except BaseException:  # a person's Ctrl-C too
+            _end(broken, state)
+            raise
+        return _look(state, settings)
+
+
+def stop(settings: Settings, progress: Progress) -> bool:
+    """Stop the stack with all that it has started; its data stays. Returns whether anything ran."""
+    with exclusive(settings, progress) as state:
+        running = [name for name in NAMES if _runs(name, state) or processes.marked(state.mark(name))]
+        if running:
+            progress("Stopping " + ", ".join(TITLES[name] for name in running) + " ...")
+        if WORKER in running:
+            _end([WORKER], state)
+            # Prefect would show what ended with its worker as running for ever.
+            with contextlib.suppress(RemergeError):  # the next start does the same
+                _Probe(state, settings).orchestrator.crash_unfinished(STOPPED)
+        _end(NAMES, state)
+        return bool(running)
+
+
+def status(settings: Settings) -> StackStatus:
+    """Look at the stack without changing anything."""
+    return _look(State.read(settings), settings)
+
+
+def _begin(names: list[str], state: State, settings: Settings, progress: Progress) -> None:
+    began = time.monotonic()
+    keys = credentials(settings)
+    kept = [port for name in state.children for port in services.PORTS[name]]
+    state.ports = {
+        **services.choose_ports(state.ports, [name for name in NAMES if name not in state.children]),
+        **{port: state.ports[port] for port in kept},
+    }
+    worker_name = f"remerge-{secrets.token_hex(4)}"
+    started: dict[str, subprocess.Popen[bytes]] = {}
+    launches = {name: services.launch(name, state.home, state.ports, keys) for name in names}
+    for name, launch in launches.items():
+        child = processes.spawn(
+            launch.command + ([worker_name] if name == WORKER else []),
+            environment=launch.environment,
+            mark=state.mark(name),
+            folder=launch.folder,
+            log=state.log(name),
+        )
+        started[name] = child
+        _children.append(child)
+        if found := processes.identify(child.pid):
+            state.children[name] = found
+    state.write()
+    progress("Starting " + ", ".join(TITLES[name] for name in names) + " ...")
+
+    probe = _Probe(state, settings)
+    waiting = list(names)
+    while waiting:
+        for name in list(waiting):
+            if started[name].poll() is not None:
+                raise StackFailed(_failure(name, f"ended with status {started[name].returncode}", state))
+            if probe.answers(name, worker_name):
+                waiting.remove(name)
+                progress(f"{TITLES[name]} is up ({time.monotonic() - began:.1f} s).")
+        if waiting and time.monotonic() - began > START_SECONDS:
+            raise StackFailed(_failure(waiting[0], f"did not answer within {START_SECONDS:.0f} s", state))
+        time.sleep(0.1)
+
+
+class _Probe:
+    """Asks the services whether they work. Clients are made once: making one costs more than a question."""
+
+    def __init__(self, state: State, settings: Settings) -> None:
+        keys = credentials(settings)
+        self.connections = Connections.model_validate(
+            {
+                **services.addresses(state.ports),
+                **{name: keys[name] for name in ("s3_access_key", "s3_secret_key", "data_digest_key")},
+                "s3_region": settings.s3_region,
+                "production_bucket": settings.production_bucket,
+            }
+        )
+
+    @cached_property
+    def _buckets(self) -> list[ObjectStore]:
+        return [ObjectStore(self.connections), ObjectStore(self.connections, bucket=MLFLOW_BUCKET)]
+
+    @cached_property
+    def _mlflow(self) -> httpx.Client:
+        return httpx.Client(base_url=self.connections.mlflow_url, timeout=10, trust_env=False)
+
+    @cached_property
+    def orchestrator(self) -> Orchestrator:
+        return Orchestrator(self.connections)
+
+    def answers(self, name: str, worker_name: str | None = None) -> bool:
+        """Whether a service works. For S3 this includes that the buckets are there: they are made."""
+        try:
+            if name == S3:
+                for bucket in self._buckets:
+                    bucket.create_bucket()
+                return True
+            if name == MLFLOW:
+                return self._mlflow.get("/health").is_success
+            if name == PREFECT:
+                return self.orchestrator.healthy()
+            online = self.orchestrator.online_workers(WORK_POOL)
+            return worker_name in online if worker_name else bool(online)
+        except (RemergeError, httpx.HTTPError):
+            return False
+
+
+def _runs(name: str, state: State) -> bool:
+    return name in state.children and processes.is_alive(state.children[name])
+
+
+def _end(names: Iterable[str], state: State) -> None:
+    """Stop services, whatever is left of them, and forget them."""
+    leaders = [state.children[name] for name in names if name in state.children]
+    processes.stop(leaders, [state.mark(name) for name in names], grace=GRACE_SECONDS)
+    for name in names:
+        state.children.pop(name, None)
+    state.write()
+    for child in [child for child in _children if child.poll() is not None]:
+        _children.remove(child)
+
+
+def _broken(state: State, settings: Settings) -> list[str]:
+    """The services that do not run, or do not answer."""
+    running = [name for name in NAMES if _runs(name, state)]
+    probe = _Probe(state, settings) if running else None
+    return [name for name in NAMES if not (probe and name in running and probe.answers(name))]
+
+
+def _look(state: State, settings: Settings, *, already_up: bool = False) -> StackStatus:
+    if not state.children:
+        return StackStatus(state.home)
+    broken = _broken(state, settings)
+    children = tuple(
+        ServiceStatus(
+            name=name,
+            title=TITLES[name],
+            running=(running := _runs(name, state)),
+            answering=name not in broken,
+            pid=state.children[name].pid if running else None,
+            log=state.log(name),
+        )
+        for name in NAMES
+    )
+    return StackStatus(state.home, children, services.addresses(state.ports), already_up)
+
+
+def _failure(name: str, what: str, state: State) -> str:
+    log = state.log(name)
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    tail = "\n".join(line for line in lines[-15:] if line.strip())
+    return f"{TITLES[name]} {what}, so the stack was stopped again; read {log}, which ends:\n{tail}"
