@@ -79,26 +79,17 @@ def read_portfolio(services: Services, policy: Policy) -> PortfolioManifest:
 @step
 def load_candidates(services: Services, manifest: PortfolioManifest) -> dict[str, LoadedCandidate]:
     """Pull every candidate from MLflow and check its digests."""
-    from tasks.registry import fetch_candidate
+    from tasks.registry import load_all
 
-    return {record.name: fetch_candidate(services.mlflow, manifest, record) for record in manifest.candidates}
+    return load_all(services.mlflow, manifest)
 
 
 @step
 def solve_weights(policy: Policy, candidates: tuple[Candidate, ...]) -> Plan:
     """The best weights under the policy's budget, from trajectories only."""
-    from accounting.budget import NeighboringRelation, PrivacyBudget
-    from accounting.plan import Mechanism
-    from accounting.solver import solve
+    from tasks.solving import solve_policy
 
-    return solve(
-        PrivacyBudget(epsilon=policy.epsilon, delta=policy.delta),
-        candidates,
-        relation=NeighboringRelation(policy.neighboring_relation),
-        mechanisms=tuple(Mechanism(name) for name in policy.mechanisms),
-        selection=policy.selection,
-        realised_epsilon_cap=policy.cap,
-    )
+    return solve_policy(policy, candidates)
 
 
 @step

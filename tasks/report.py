@@ -128,34 +128,18 @@ def decision_page(
 
 def alternatives_table(plan: Plan) -> str:
     """What the other mechanisms and the best single candidate would have given, by noise only."""
-    rows = [
+    rows = [[f"chosen: {MECHANISM_WORDS[plan.mechanism]}", plan.weights, plan.epsilon, plan.objective]]
+    rows += [
+        [alternative.label.replace("_", " "), alternative.weights, alternative.epsilon, alternative.objective]
+        for alternative in plan.alternatives
+    ]
+    return table(
+        ["choice", "weights", "epsilon", "noise variance per parameter"],
         [
-            label,
-            weights_in_words(weights) if weights else reason,
-            f"{epsilon:.4g}" if epsilon is not None else "",
-            f"{-objective:.4g}" if objective is not None else "",
-        ]
-        for label, weights, epsilon, objective, reason in alternatives(plan)
-    ]
-    return table(["choice", "weights", "epsilon", "noise variance per parameter"], rows)
-
-
-def alternatives(plan: Plan) -> list[tuple[str, Mapping[str, float], float | None, float | None, str]]:
-    """Rows (label, weights, epsilon, objective, reason where there is none); the chosen plan first."""
-    rows: list[tuple[str, Mapping[str, float], float | None, float | None, str]] = [
-        (f"chosen: {MECHANISM_WORDS[plan.mechanism]}", plan.weights, plan.epsilon, plan.objective, "")
-    ]
-    for alternative in plan.alternatives:
-        rows.append(
-            (
-                alternative.label,
-                alternative.weights,
-                alternative.epsilon,
-                alternative.objective,
-                alternative.reason,
-            )
-        )
-    return rows
+            [str(label), weights_in_words(weights), f"{epsilon:.4g}", f"{-objective:.4g}"]
+            for label, weights, epsilon, objective in rows
+        ],
+    )
 
 
 def provenance_in_words(provenance: Provenance) -> str:

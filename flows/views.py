@@ -1,0 +1,126 @@
+"""What the commands print: tables and sentences that a privacy officer could read."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from accounting.errors import RemergeError
+from infra.documents import Policy, Provenance
+from infra.orchestrator import FlowRun, message_of
+from infra.settings import Settings, connections
+from tasks.compliance import State
+from tasks.live_release import current_policy, region_compliance
+from tasks.report import provenance_in_words, weights_in_words
+from tasks.services import Services, open_services
+
+COLOURS = {State.COMPLIANT: "green", State.NON_COMPLIANT: "bold red", State.NO_RELEASE: "yellow"}
+
+
+def print_addresses(console: Console, settings: Settings | None = None) -> None:
+    """Where people look."""
+    found = connections(settings)
+    console.print(f"MLflow pages:   {found.mlflow_url}", highlight=False)
+    console.print(f"Prefect pages:  {found.prefect_ui_url}", highlight=False)
+    console.print(f"S3 endpoint:    {found.s3_endpoint} (keys in REMERGE_HOME's credentials.json)", highlight=False)
+
+
+def print_status(console: Console, settings: Settings) -> bool:
+    """Print services, portfolios and regions.
+
+    Returns:
+        Whether every region complies with its policy.
+    """
+    services = open_services(settings)
+    print_addresses(console, settings)
+    workers = services.orchestrator.online_workers("local")
+    console.print(f"Prefect worker: {'online' if workers else '[bold red]offline: run `remerge up`[/]'}")
+    _print_portfolios(console, services)
+    regions = services.policies.regions()
+    if not regions:
+        console.print("No region has a policy yet: `remerge policy set --region eu --epsilon 2 --delta 1e-5`.")
+        return True
+    table = Table(title="Regions", title_justify="left")
+    for column in ("region", "policy", "allows", "live release", "epsilon", "accuracy", "state"):
+        table.add_column(column, overflow="fold")
+    sentences = []
+    compliant = True
+    for region in regions:
+        try:
+            policy, live, verdict = region_compliance(services, region)
+        except RemergeError as error:
+            table.add_row(region, "", "", "", "", "", "[bold red]damaged[/]")
+            sentences.append(f"[bold red]{region}[/]: {escape(error.message)}")
+            compliant = False
+            continue
+        compliant = compliant and verdict.state is State.COMPLIANT
+        colour = COLOURS[verdict.state]
+        table.add_row(
+            region,
+            str(policy.serial),
+            budget_in_words(policy),
+            live.manifest.release_id[:12] if live else "none",
+            f"{live.certificate.epsilon:.4g}" if live else "",
+            f"{live.manifest.accuracy:.3f}" if live else "",
+            f"[{colour}]{verdict.state.value}[/]",
+        )
+        sentences += _region_sentences(services, policy, verdict.state, verdict.reason, colour)
+    console.print(table)
+    for sentence in sentences:
+        console.print(sentence, highlight=False, soft_wrap=True)
+    return compliant
+
+
+def print_policy(console: Console, settings: Settings, region: str) -> None:
+    """Print a region's current policy, field by field."""
+    policy = current_policy(open_services(settings), region)
+    table = Table(title=f"Policy {policy.serial} of {region}", show_header=False, title_justify="left")
+    for name, value in policy.model_dump(mode="json").items():
+        table.add_row(name, ", ".join(value) if isinstance(value, list) else str(value))
+    console.print(table)
+
+
+def print_outcome(console: Console, settings: Settings, policy: Policy, run: FlowRun) -> None:
+    """Print how a policy_change run ended."""
+    console.print(escape(message_of(run)), highlight=False, soft_wrap=True)
+    services = open_services(settings)
+    _, live, _ = region_compliance(services, policy.region)
+    if live is not None:
+        weights = weights_in_words(live.certificate.weights)
+        console.print(
+            f"Live in {policy.region}: {live.certificate.mechanism} of {weights}; started by "
+            f"{started_by(live.manifest.provenance)}. Fetch it with `remerge pull {policy.region} --to DIR`.",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def budget_in_words(policy: Policy) -> str:
+    return f"epsilon {policy.epsilon:g} at delta {policy.delta:g}"
+
+
+def started_by(provenance: Provenance) -> str:
+    return provenance_in_words(provenance)
+
+
+def _print_portfolios(console: Console, services: Services) -> None:
+    names = services.manifests.names()
+    if not names:
+        console.print("No portfolio has been trained yet: `remerge train`.")
+    for name in names:
+        manifest = services.manifests.newest(name)
+        if manifest is not None:
+            candidates = ", ".join(candidate.name for candidate in manifest.candidates)
+            console.print(f"Portfolio {manifest.reference}: {candidates}", highlight=False, soft_wrap=True)
+
+
+def _region_sentences(services: Services, policy: Policy, state: State, reason: str, colour: str) -> list[str]:
+    """Why a region is not compliant, and how the last attempt at its policy ended if that was not well."""
+    sentences = []
+    if state is not State.COMPLIANT:
+        sentences.append(f"[{colour}]{policy.region}[/]: {escape(reason)}")
+    attempt = services.releases.read_attempt(policy.region)
+    if attempt is not None and attempt.policy_serial == policy.serial and attempt.outcome != "promoted":
+        sentences.append(f"{policy.region}, last attempt ({attempt.outcome}): {escape(attempt.reason)}")
+    return sentences
