@@ -74,10 +74,11 @@ def inverse_variance_weights(variances: Sequence[float] | Array) -> Array:
     if values.ndim != 1 or not len(values) or not (np.all(values >= 0) and np.all(np.isfinite(values))):
         raise InvalidInput("Variances must be finite numbers of at least 0, one for each run.")
     if np.any(values == 0):
-        weights: Array = (values == 0).astype(float)
+        shares: Array = (values == 0).astype(float)
     else:
-        weights = values.min() / values
-    return weights / weights.sum()
+        shares = values.min() / values
+    weights: Array = shares / shares.sum()
+    return weights
 
 
 def generic(

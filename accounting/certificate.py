@@ -1,0 +1,320 @@
+"""The machine-readable claim that goes with a release, and the checks of it that need nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from accounting import gaussian
+from accounting.bounds import BOUND_NAMES
+from accounting.budget import (
+    NeighboringRelation,
+    PrivacyBudget,
+    require_non_negative,
+    require_number,
+    require_open_unit,
+)
+from accounting.errors import InvalidInput
+from accounting.plan import Mechanism, OtherBound, Plan
+from accounting.profile import require_simplex
+from accounting.trajectory import parse_relation
+
+SCHEMA = "remerge/certificate/1"
+PROFILE_POINTS = 20
+MERGE_RULES = {
+    Mechanism.LINEAR_COMBINATION: "The released parameters are the sum of the candidates' parameters times "
+    "their weights.",
+    Mechanism.RANDOM_SELECTION: "The released parameters are those of one candidate, drawn once with the "
+    "weights as probabilities.",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateReference:
+    """Which exact model and history a candidate's name stands for."""
+
+    registered_model: str
+    version: str
+    model_sha256: str
+    trajectory_sha256: str
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            _require_text(f.name, getattr(self, f.name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Realised:
+    """The drawn candidate of a random selection, and its own guarantee, which whoever sees the index sees."""
+
+    candidate: str
+    epsilon: float  # nats
+    delta: float
+
+    def __post_init__(self) -> None:
+        _require_text("realised.candidate", self.candidate)
+        require_non_negative("realised.epsilon", self.epsilon)
+        require_open_unit("realised.delta", self.delta)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """One release's claim. Everything in it is JSON-ready, finite and an upper bound."""
+
+    release_id: str
+    region: str
+    policy_digest: str
+    policy_serial: int
+    manifest_digest: str
+    portfolio: str  # name@serial
+    lineage: str
+    unit: str
+    neighboring_relation: NeighboringRelation
+    mechanism: Mechanism
+    weights: Mapping[str, float]  # candidate name -> weight > 0
+    candidates: Mapping[str, CandidateReference]  # exactly those with a weight
+    merge_rule: str
+    bound: str  # name of the theorem's bound
+    assumptions: tuple[str, ...]
+    source: str
+    budget: PrivacyBudget
+    epsilon: float  # nats, at `delta`
+    delta: float
+    mu: float | None  # where the bound is that of a Gaussian mechanism
+    profile: tuple[tuple[float, float], ...]  # (epsilon, delta) pairs, each of which holds
+    other_bounds: Mapping[str, OtherBound]
+    selection: str
+    realised: Realised | None  # for a random selection
+    versions: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        for name in ("release_id", "region", "policy_digest", "manifest_digest", "portfolio", "lineage"):
+            _require_text(name, getattr(self, name))
+        for name in ("unit", "merge_rule", "source", "selection"):
+            _require_text(name, getattr(self, name))
+        if isinstance(self.policy_serial, bool) or not isinstance(self.policy_serial, int):
+            raise InvalidInput(f"policy_serial must be a whole number, but {self.policy_serial!r} was given.")
+        if self.bound not in BOUND_NAMES or self.bound == "stepwise":
+            raise InvalidInput(f"{self.bound!r} is not the name of a bound that can be certified.")
+        if not self.assumptions or not all(isinstance(text, str) and text for text in self.assumptions):
+            raise InvalidInput("A certificate states its assumptions, each a sentence.")
+        require_simplex(tuple(self.weights.values()))
+        if not self.weights or not all(weight > 0 for weight in self.weights.values()):
+            raise InvalidInput("A certificate names only candidates with a weight above 0.")
+        if set(self.weights) != set(self.candidates):
+            raise InvalidInput("candidates of a certificate must be exactly those with a weight.")
+        require_non_negative("epsilon", self.epsilon)
+        require_open_unit("delta", self.delta)
+        if self.mu is not None:
+            require_non_negative("mu", self.mu)
+        for epsilon, delta in self.profile:
+            require_non_negative("epsilon of the profile", epsilon)
+            if not 0 <= require_number("delta of the profile", delta) <= 1:
+                raise InvalidInput(f"delta of the profile must lie in [0, 1], but {delta!r} was given.")
+        if self.realised is not None and self.realised.candidate not in self.weights:
+            raise InvalidInput(f"The realised candidate {self.realised.candidate!r} has no weight.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready mapping with the schema's name."""
+        document: dict[str, Any] = {"schema": SCHEMA}
+        for f in fields(self):
+            document[f.name] = getattr(self, f.name)
+        document["neighboring_relation"] = self.neighboring_relation.value
+        document["mechanism"] = self.mechanism.value
+        document["weights"] = dict(self.weights)
+        document["candidates"] = {name: _plain(entry) for name, entry in self.candidates.items()}
+        document["assumptions"] = list(self.assumptions)
+        document["budget"] = {"epsilon": self.budget.epsilon, "delta": self.budget.delta}
+        document["profile"] = [list(pair) for pair in self.profile]
+        document["other_bounds"] = {
+            name: {"reason": b.reason} if b.epsilon is None else {"epsilon": b.epsilon}
+            for name, b in self.other_bounds.items()
+        }
+        document["realised"] = None if self.realised is None else _plain(self.realised)
+        document["versions"] = dict(self.versions)
+        return document
+
+    @staticmethod
+    def from_dict(document: object) -> Certificate:
+        """Rebuild from `to_dict`.
+
+        Raises:
+            InvalidInput: another schema, an unknown or missing field, or a value out of range.
+        """
+        values = _fields_of(document, "certificate", Certificate, {"schema"})
+        if values.pop("schema") != SCHEMA:
+            raise InvalidInput(f"This is not a certificate: its schema must be {SCHEMA!r}.")
+        values["neighboring_relation"] = parse_relation(values["neighboring_relation"])
+        try:
+            values["mechanism"] = Mechanism(values["mechanism"])
+        except ValueError:
+            raise InvalidInput(f"Unknown mechanism {values['mechanism']!r} in a certificate.") from None
+        for name in ("weights", "candidates", "other_bounds", "versions"):
+            values[name] = _mapping(name, values[name])
+        values["candidates"] = {
+            name: CandidateReference(**_fields_of(entry, "candidate", CandidateReference))
+            for name, entry in values["candidates"].items()
+        }
+        values["budget"] = PrivacyBudget(**_fields_of(values["budget"], "budget", PrivacyBudget))
+        values["other_bounds"] = {
+            name: _other_bound(name, entry) for name, entry in values["other_bounds"].items()
+        }
+        if values["realised"] is not None:
+            values["realised"] = Realised(**_fields_of(values["realised"], "realised", Realised))
+        values["assumptions"] = tuple(_list("assumptions", values["assumptions"]))
+        values["profile"] = tuple(_pair(entry) for entry in _list("profile", values["profile"]))
+        return Certificate(**values)
+
+
+def build_certificate(
+    plan: Plan,
+    *,
+    release_id: str,
+    region: str,
+    policy_digest: str,
+    policy_serial: int,
+    manifest_digest: str,
+    portfolio: str,
+    lineage: str,
+    unit: str,
+    candidates: Mapping[str, CandidateReference],
+    versions: Mapping[str, str],
+    realised: str | None = None,
+    merge_rule: str | None = None,
+) -> Certificate:
+    """State a plan's claim for one release.
+
+    Args:
+        plan: certified by the solver.
+        candidates: references of at least the plan's candidates; others are left out.
+        realised: the drawn candidate's name; required for, and only for, a random selection among several.
+        merge_rule: in words; the mechanism's own by default.
+        release_id, region, policy_digest, policy_serial, manifest_digest, portfolio, lineage, unit, versions:
+            copied.
+
+    Raises:
+        InvalidInput: a candidate without reference, or `realised` missing or out of place.
+    """
+    drawn = plan.mechanism is Mechanism.RANDOM_SELECTION and len(plan.weights) > 1
+    if drawn and realised is None:
+        raise InvalidInput("A random selection is certified after its draw: name the realised candidate.")
+    if realised is not None and realised not in plan.weights:
+        raise InvalidInput(f"The realised candidate {realised!r} is not part of the plan.")
+    if realised is not None and plan.mechanism is not Mechanism.RANDOM_SELECTION:
+        raise InvalidInput("Only a random selection has a realised candidate.")
+    missing = sorted(set(plan.weights) - set(candidates))
+    if missing:
+        raise InvalidInput(f"No reference was given for candidate {missing[0]!r}.")
+    mu = plan.bound.mu
+    return Certificate(
+        release_id=release_id,
+        region=region,
+        policy_digest=policy_digest,
+        policy_serial=policy_serial,
+        manifest_digest=manifest_digest,
+        portfolio=portfolio,
+        lineage=lineage,
+        unit=unit,
+        neighboring_relation=plan.relation,
+        mechanism=plan.mechanism,
+        weights=dict(plan.weights),
+        candidates={name: candidates[name] for name in plan.weights},
+        merge_rule=merge_rule or MERGE_RULES[plan.mechanism],
+        bound=plan.bound.name,
+        assumptions=plan.bound.assumptions,
+        source=plan.bound.source,
+        budget=plan.budget,
+        epsilon=plan.epsilon,
+        delta=plan.budget.delta,
+        mu=mu,
+        profile=tuple((e, plan.bound.delta(e)) for e in profile_grid(plan.budget.epsilon)),
+        other_bounds=dict(plan.other_bounds),
+        selection=plan.selection,
+        realised=None
+        if realised is None
+        else Realised(candidate=realised, epsilon=plan.member_epsilons[realised], delta=plan.budget.delta),
+        versions=dict(versions),
+    )
+
+
+def profile_grid(epsilon: float) -> list[float]:
+    """20 epsilons for a certificate's profile: 0, then a tenth to ten times `epsilon`, itself included."""
+    below = [epsilon * 10 ** (-k / 9) for k in range(9, 0, -1)]
+    above = [epsilon * 10 ** (k / 9) for k in range(1, 10)]
+    return [0.0, *below, epsilon, *above]
+
+
+def satisfies(
+    certificate: Certificate,
+    *,
+    epsilon: float,
+    delta: float,
+    neighboring_relation: NeighboringRelation,
+    unit: str,
+) -> bool:
+    """Whether the certificate alone proves that its mechanism is (epsilon, delta)-private.
+
+    By the closed form where mu is stated; otherwise where some stated pair, or pair of the profile, has an
+    epsilon and a delta both no larger than those asked for. Another neighbouring relation or unit proves
+    nothing. The certificate is taken at its word: see `recheck.recheck` for a check against the runs.
+
+    Args:
+        epsilon: nats, >= 0, finite.
+        delta: in (0, 1).
+    """
+    PrivacyBudget(epsilon=epsilon, delta=delta)
+    if certificate.neighboring_relation is not neighboring_relation or certificate.unit != unit:
+        return False
+    if certificate.mu is not None and gaussian.delta(certificate.mu, epsilon) <= delta:
+        return True
+    pairs = [(certificate.epsilon, certificate.delta), *certificate.profile]
+    return any(known <= epsilon and at <= delta for known, at in pairs)
+
+
+def _require_text(name: str, value: object) -> None:
+    if not isinstance(value, str) or not value.strip():
+        raise InvalidInput(f"{name} must be a non-empty text, but {value!r} was given.")
+
+
+def _plain(value: CandidateReference | Realised) -> dict[str, Any]:
+    return {f.name: getattr(value, f.name) for f in fields(value)}
+
+
+def _mapping(name: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise InvalidInput(f"{name} of a certificate must be a mapping.")
+    return dict(value)
+
+
+def _list(name: str, value: object) -> list[Any]:
+    if not isinstance(value, list | tuple):
+        raise InvalidInput(f"{name} of a certificate must be a list.")
+    return list(value)
+
+
+def _fields_of(value: object, what: str, kind: type, extra: set[str] | None = None) -> dict[str, Any]:
+    values = _mapping(what, value)
+    known = {f.name for f in fields(kind)} | (extra or set())
+    for name in sorted(set(values) - known):
+        raise InvalidInput(f"Unknown field {name!r} in {what} of a certificate.")
+    for name in sorted(known - set(values)):
+        raise InvalidInput(f"Field {name!r} is missing from {what} of a certificate.")
+    return values
+
+
+def _pair(value: object) -> tuple[float, float]:
+    pair = _list("each point of the profile", value)
+    if len(pair) != 2:
+        raise InvalidInput("Each point of a certificate's profile is a pair of epsilon and delta.")
+    return require_number("epsilon", pair[0]), require_number("delta", pair[1])
+
+
+def _other_bound(name: str, value: object) -> OtherBound:
+    entry = _mapping(f"other_bounds.{name}", value)
+    if set(entry) not in ({"epsilon"}, {"reason"}):
+        raise InvalidInput(f"other_bounds.{name} of a certificate states an epsilon or a reason.")
+    if "epsilon" in entry:
+        return OtherBound(epsilon=require_non_negative("epsilon", entry["epsilon"]))
+    _require_text("reason", entry["reason"])
+    return OtherBound(reason=entry["reason"])

@@ -1,0 +1,89 @@
+"""Recompute a certificate's claim from the executed trajectories and the weights alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from accounting.bounds import Bound
+from accounting.certificate import Certificate
+from accounting.errors import AccountingError
+from accounting.joint_release import joint_release, single_run
+from accounting.linear_combination import generic
+from accounting.other_bounds import joint_rdp
+from accounting.plan import Mechanism
+from accounting.random_selection import random_selection_bound, random_selection_rdp_bound
+from accounting.trajectory import Trajectory
+
+_AGREEMENT = 1e-9  # relative; another machine may round differently, never by more
+
+
+def recheck(certificate: Certificate, trajectories: Mapping[str, Trajectory]) -> None:
+    """Refuse a certificate that claims more privacy than its runs and weights give.
+
+    Args:
+        certificate: the claim.
+        trajectories: by candidate name, at least those with a weight. Whether they are the recorded ones
+            (`trajectory_sha256`) is for the caller, who holds the documents, to check.
+
+    Raises:
+        AccountingError: with the figure that does not hold.
+        IncompatibleCandidates: runs recorded under another relation, or that the bound does not cover.
+    """
+    names = list(certificate.weights)
+    missing = sorted(set(names) - set(trajectories))
+    if missing:
+        raise AccountingError(
+            f"The trajectory of candidate {missing[0]!r} is missing, so nothing is checked."
+        )
+    for name in names:
+        trajectory = trajectories[name]
+        for label in ("lineage", "unit"):
+            if getattr(trajectory, label) != getattr(certificate, label):
+                raise AccountingError(f"The certificate's {label} is not that of candidate {name!r}.")
+    bound = recompute(certificate, trajectories)
+    _require_covers("epsilon", certificate.epsilon, bound.epsilon(certificate.delta))
+    if certificate.epsilon > certificate.budget.epsilon or certificate.delta > certificate.budget.delta:
+        raise AccountingError("The certificate's own epsilon or delta exceeds the budget it names.")
+    if certificate.mu is not None:
+        if bound.mu is None:
+            raise AccountingError("The certificate states a mu, but its bound is not that of a Gaussian.")
+        _require_covers("mu", certificate.mu, bound.mu)
+    for epsilon, delta in certificate.profile:
+        _require_covers(f"delta at epsilon {epsilon:.6g}", delta, bound.delta(epsilon))
+    if certificate.realised is not None:
+        realised = certificate.realised
+        own = single_run(trajectories[realised.candidate], certificate.neighboring_relation)
+        _require_covers("realised epsilon", realised.epsilon, own.epsilon(realised.delta))
+
+
+def recompute(certificate: Certificate, trajectories: Mapping[str, Trajectory]) -> Bound:
+    """The bound that the certificate names, from the runs and weights.
+
+    Raises:
+        AccountingError: the bound does not go with the mechanism.
+    """
+    weights = list(certificate.weights.values())
+    runs = [trajectories[name] for name in certificate.weights]
+    relation = certificate.neighboring_relation
+    combined = certificate.mechanism is Mechanism.LINEAR_COMBINATION
+    match certificate.bound:
+        case "joint":
+            return joint_release(runs, relation)
+        case "joint_rdp":
+            return joint_rdp(runs, relation, certificate.delta)
+        case "generic" if combined:
+            return generic(runs, weights, relation)
+        case "random_selection_pld" if certificate.mechanism is Mechanism.RANDOM_SELECTION:
+            return random_selection_bound(weights, runs, relation)
+        case "random_selection_rdp" if certificate.mechanism is Mechanism.RANDOM_SELECTION:
+            return random_selection_rdp_bound(weights, runs, relation, certificate.delta)
+    raise AccountingError(
+        f"The bound {certificate.bound!r} cannot be rechecked for the mechanism {certificate.mechanism}."
+    )
+
+
+def _require_covers(what: str, stated: float, recomputed: float) -> None:
+    if not stated >= recomputed * (1 - _AGREEMENT):
+        raise AccountingError(
+            f"The certificate states {what} {stated:.9g}, but its runs and weights give {recomputed:.9g}."
+        )

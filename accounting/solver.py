@@ -1,0 +1,155 @@
+"""From a budget and trained candidates to certified weights: no private data, no training, no model read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from accounting.budget import NeighboringRelation, PrivacyBudget, require_positive
+from accounting.comparable import comparable_class
+from accounting.errors import BudgetInfeasible, InvalidInput
+from accounting.joint_release import executed_steps
+from accounting.other_bounds import other_bounds
+from accounting.plan import Mechanism, Plan
+from accounting.solutions import Member, Solution, best_average, best_draw, best_single, members_of
+from accounting.training_hint import training_hint
+from accounting.trajectory import Candidate
+
+SELECTIONS = ("noise",)
+
+
+def solve(
+    budget: PrivacyBudget,
+    candidates: Sequence[Candidate],
+    *,
+    relation: NeighboringRelation,
+    mechanisms: Sequence[str | Mechanism] = (Mechanism.LINEAR_COMBINATION, Mechanism.RANDOM_SELECTION),
+    selection: str = "noise",
+    realised_epsilon_cap: float | None = None,
+) -> Plan:
+    """Find the weights of least noise whose release satisfies the budget, and certify them.
+
+    Selection "noise": only candidates that are identical but for their noise are compared, by the noise
+    variance that their training left in the parameters (linear combination: `sum lambda_i^2 v_i`; random
+    selection: the expectation `sum pi_i v_i`). The largest set of such candidates is solved, the first in
+    candidate order among equals; all others are set aside. The rule looks at public hyper-parameters only,
+    never at a model, a score or a utility, so choosing the weights costs no privacy.
+
+    Linear combination: weights inversely proportional to the variances, over every set of runs that share
+    no steps (up to 14; a dynamic program beyond, see `noise_search`), certified by the lesser of the joint
+    and the generic bound; Poisson-sampled runs by the joint PLD of at most 8 sets. Random selection: the
+    exact linear program. One candidate alone keeps its own bound.
+
+    Args:
+        budget: epsilon in nats and delta.
+        candidates: at least one, with distinct names.
+        relation: the neighbouring relation of the claim; every candidate must be recorded under it.
+        mechanisms: which to consider; the one with the better objective wins.
+        selection: what the weights may depend on.
+        realised_epsilon_cap: nats; candidates whose own epsilon at the budget's delta exceeds it are never
+            drawn by random selection.
+
+    Returns:
+        A plan whose bound was evaluated at the answer.
+
+    Raises:
+        BudgetInfeasible: no candidate and no merge fits; says what to train.
+        InvalidInput: unknown mechanism or selection, no or repeated candidates, or none comparable.
+        IncompatibleCandidates: another relation, or mixed lineages or units.
+    """
+    wanted, notes = _check(candidates, mechanisms, selection, realised_epsilon_cap)
+    executed_steps([candidate.trajectory for candidate in candidates], relation)
+    members, set_aside = comparable_class(candidates)
+    usable, unusable = members_of(members, budget, relation)
+    set_aside |= unusable
+    within = [member for member in usable if member.epsilon <= budget.epsilon]
+
+    found: dict[Mechanism, Solution | None] = {}
+    if Mechanism.LINEAR_COMBINATION in wanted:
+        found[Mechanism.LINEAR_COMBINATION] = best_average(usable, within, budget, relation)
+    if Mechanism.RANDOM_SELECTION in wanted:
+        drawable = usable
+        if realised_epsilon_cap is not None:
+            drawable = [member for member in usable if member.epsilon <= realised_epsilon_cap]
+            set_aside |= {
+                m.candidate.name: f"left out of random selection: its own epsilon of {m.epsilon:.4g} "
+                f"exceeds the cap of {realised_epsilon_cap:.4g} on the epsilon of a drawn candidate"
+                for m in usable
+                if m.epsilon > realised_epsilon_cap
+            }
+        found[Mechanism.RANDOM_SELECTION] = best_draw(drawable, budget, relation)
+    solutions = [solution for solution in found.values() if solution is not None]
+    if not solutions:
+        raise _infeasible(budget, usable, members[0], relation)
+    best = max(solutions, key=lambda solution: solution.objective)
+    single = best_single(within, best.mechanism)
+    alternatives = [s.as_alternative(str(s.mechanism)) for s in solutions if s is not best]
+    if single is not None:
+        alternatives.append(single.as_alternative("best_single"))
+    used = [member for member in usable if member.candidate.name in best.weights]
+    weights = {member.candidate.name: best.weights[member.candidate.name] for member in used}
+    return Plan(
+        mechanism=best.mechanism,
+        weights=weights,
+        bound=best.bound,
+        budget=budget,
+        relation=relation,
+        selection=selection,
+        epsilon=best.epsilon,
+        objective=best.objective,
+        member_epsilons={member.candidate.name: member.epsilon for member in used},
+        other_bounds=other_bounds(
+            best.mechanism,
+            tuple(weights.values()),
+            [member.candidate.trajectory for member in used],
+            relation,
+            budget.delta,
+            certified=best.bound.name,
+        ),
+        alternatives=tuple(alternatives),
+        set_aside=set_aside,
+        notes=notes,
+    )
+
+
+def _check(
+    candidates: Sequence[Candidate],
+    mechanisms: Sequence[str | Mechanism],
+    selection: str,
+    realised_epsilon_cap: float | None,
+) -> tuple[set[Mechanism], tuple[str, ...]]:
+    if not candidates:
+        raise InvalidInput("There is no candidate to choose from; train a portfolio first.")
+    names = [candidate.name for candidate in candidates]
+    if len(set(names)) != len(names):
+        raise InvalidInput("Two candidates have the same name; each needs its own.")
+    if selection not in SELECTIONS:
+        raise InvalidInput(f"selection must be one of {', '.join(SELECTIONS)}, but {selection!r} was given.")
+    if realised_epsilon_cap is not None:
+        require_positive("realised_epsilon_cap", realised_epsilon_cap)
+    try:
+        wanted = {Mechanism(mechanism) for mechanism in mechanisms}
+    except ValueError:
+        known = ", ".join(mechanism.value for mechanism in Mechanism)
+        raise InvalidInput(f"mechanisms must be among {known}, but {list(mechanisms)!r} was given.") from None
+    notes: tuple[str, ...] = ()
+    if Mechanism.MIXTURE in wanted:
+        wanted.discard(Mechanism.MIXTURE)
+        notes = ("Mixtures of merges were allowed, but are not considered yet.",)
+    if not wanted:
+        raise InvalidInput("At least one of linear_combination and random_selection must be allowed.")
+    return wanted, notes
+
+
+def _infeasible(
+    budget: PrivacyBudget, usable: Sequence[Member], reference: Candidate, relation: NeighboringRelation
+) -> BudgetInfeasible:
+    best = min((member.epsilon for member in usable), default=None)
+    hint = training_hint(budget, reference.trajectory, relation)
+    offer = "none of these candidates is private" if best is None else f"the smallest on offer is {best:.4g}"
+    return BudgetInfeasible(
+        f"No candidate and no merge reaches epsilon {budget.epsilon:g} at delta {budget.delta:g}; {offer}, "
+        f"so {hint}.",
+        target=budget.epsilon,
+        best=best,
+        hint=hint,
+    )
