@@ -89,7 +89,7 @@ def find_recipe(path: Path | str) -> Path:
     home = Path(__file__).resolve().parent.parent
     for found in (Path(path), home / path):
         if found.is_file():
-            return found
+            return found.resolve()
     raise InvalidInput(f"There is no recipe file {path}, neither in {Path.cwd()} nor in {home}.")
 
 

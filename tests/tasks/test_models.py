@@ -1,0 +1,62 @@
+"""Networks: public starts and deterministic bytes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from accounting.errors import InvalidInput
+from infra.documents import NetworkRecord
+from tasks.models import build, initial_state, is_softmax_regression, state_bytes, state_from_bytes
+
+SOFTMAX = NetworkRecord(factory="tasks.models:softmax_regression", arguments={"features": 5, "classes": 3})
+
+
+def test_a_seed_names_one_public_start_and_disturbs_nothing() -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    first = initial_state(SOFTMAX, 7)
+    assert torch.equal(torch.rand(3), expected)
+    torch.rand(10)
+    assert state_bytes(initial_state(SOFTMAX, 7)) == state_bytes(first)
+    assert state_bytes(initial_state(SOFTMAX, 8)) != state_bytes(first)
+
+
+def test_bytes_depend_on_the_tensors_alone() -> None:
+    a, b = torch.arange(6.0).reshape(2, 3), torch.ones(4, dtype=torch.float64)
+    content = state_bytes({"a": a, "b": b})
+    assert content == state_bytes({"b": b.clone(), "a": a.t().contiguous().t()})
+    read = state_from_bytes(content)
+    assert torch.equal(read["a"], a)
+    assert torch.equal(read["b"], b)
+    assert b"__metadata__" not in content
+
+
+def test_tied_tensors_can_be_written() -> None:
+    shared = torch.ones(3)
+    assert set(state_from_bytes(state_bytes({"a": shared, "b": shared}))) == {"a", "b"}
+
+
+def test_what_counts_as_softmax_regression() -> None:
+    assert is_softmax_regression(build(SOFTMAX))
+    assert not is_softmax_regression(torch.nn.Linear(5, 3))  # its own bias is not projected
+    assert not is_softmax_regression(torch.nn.Sequential(torch.nn.Linear(5, 3, bias=False)))
+    frozen = torch.nn.Linear(5, 3, bias=False)
+    frozen.weight.requires_grad_(False)
+    assert not is_softmax_regression(frozen)
+
+
+@pytest.mark.parametrize(
+    ("network", "sentence"),
+    [
+        ({"factory": "softmax_regression"}, "must be an import path such as"),
+        ({"factory": "users_lost:network"}, "no module named users_lost"),
+        ({"factory": "tasks.models:perceptron"}, "has no function perceptron"),
+        ({"factory": "tasks.models:softmax_regression"}, "does not accept its arguments"),
+        ({"factory": "builtins:dict"}, "must return a torch.nn.Module, but it returned dict"),
+    ],
+)
+def test_a_factory_that_goes_wrong_is_told_how(network: dict[str, str], sentence: str) -> None:
+    with pytest.raises(InvalidInput, match=sentence):
+        build(NetworkRecord(**network))

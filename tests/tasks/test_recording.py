@@ -1,0 +1,205 @@
+"""Segments as executed, and the Lipschitz constant that is claimed for them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from opacus import GradSampleModule
+from opacus.optimizers import DPOptimizer
+
+from accounting.trajectory import Segment
+from tasks.data import Enforced, Rows, project
+from tasks.models import softmax_regression
+from tasks.recording import ExecutedStep, StepRecorder, TrainingFailed, segments, update_lipschitz
+
+STEP = ExecutedStep(
+    noise_multiplier=50.0,
+    max_grad_norm=1.4143,
+    learning_rate=3.9,
+    expected_batch_size=1200.0,
+    momentum=0.0,
+    weight_decay=0.0,
+    optimizer="sgd",
+)
+ENFORCED = Enforced(feature_radius=1.0, n_max=1200, neighboring_relation="replace_one")
+
+
+def changed(**changes: object) -> ExecutedStep:
+    values = {name: getattr(STEP, name) for name in STEP.__dataclass_fields__}
+    return ExecutedStep(**{**values, **changes})
+
+
+def encode(*steps: ExecutedStep) -> tuple[Segment, ...]:
+    module = softmax_regression(5, 3)
+    return segments(list(steps), run_id="r", sampling_probability=1.0, module=module, enforced=ENFORCED)
+
+
+def test_equal_steps_are_one_segment_and_changes_start_another() -> None:
+    slower = changed(learning_rate=1.0)
+    first, second, third = encode(STEP, STEP, STEP, slower, STEP, STEP)
+    assert [(s.id, s.steps, s.learning_rate) for s in (first, second, third)] == [
+        ("r:0", 3, 3.9),
+        ("r:1", 1, 1.0),
+        ("r:2", 2, 3.9),
+    ]
+    assert first.parent is None
+    assert (second.parent.run, second.parent.segment, second.parent.step) == ("r", "r:0", 3)
+    assert (third.parent.run, third.parent.segment, third.parent.step) == ("r", "r:1", 1)
+
+
+def test_the_recorder_reads_the_optimizer_and_not_the_recipe() -> None:
+    network = GradSampleModule(torch.nn.Linear(5, 3, bias=False))
+    optimizer = DPOptimizer(
+        torch.optim.SGD(network.parameters(), lr=0.5),
+        noise_multiplier=2.0,
+        max_grad_norm=1.0,
+        expected_batch_size=7,
+    )
+    recorder = StepRecorder()
+    optimizer.attach_step_hook(recorder)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        inputs = torch.ones(4, 5, requires_grad=True)
+        torch.nn.functional.cross_entropy(network(inputs), torch.zeros(4, dtype=torch.int64)).backward()
+        optimizer.step()
+
+    step()
+    optimizer.noise_multiplier = 3.0
+    optimizer.max_grad_norm = 0.5
+    step()
+    optimizer.param_groups[0].update(lr=0.25, momentum=0.5)
+    optimizer.expected_batch_size = 9
+    step()
+    optimizer.param_groups[0]["nesterov"] = True
+    step()
+    seen = [
+        (s.noise_multiplier, s.max_grad_norm, s.learning_rate, s.expected_batch_size) for s in recorder.steps
+    ]
+    assert seen == [(2, 1, 0.5, 7), (3, 0.5, 0.5, 7), (3, 0.5, 0.25, 9), (3, 0.5, 0.25, 9)]
+    assert [s.momentum for s in recorder.steps] == [0, 0, 0.5, 0.5]
+    assert [s.optimizer for s in recorder.steps] == ["sgd"] * 3 + ["sgd (modified)"]
+    assert len(recorder.gradient_norms) == 4
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
+    with pytest.raises(TrainingFailed):
+        recorder(optimizer)
+
+
+def lipschitz(step: ExecutedStep, q: float = 1.0, module: torch.nn.Module | None = None) -> tuple[float, str]:
+    module = module or softmax_regression(5, 3)
+    return update_lipschitz(step, sampling_probability=q, module=module, enforced=ENFORCED)
+
+
+def test_the_demo_recipe_is_non_expansive() -> None:
+    bound, reason = lipschitz(STEP)
+    assert bound == 1.0
+    assert "softmax regression" in reason
+    assert "at most 1200" in reason
+
+
+@pytest.mark.parametrize(
+    ("step", "q", "module", "reason"),
+    [
+        (STEP, 0.25, None, "Poisson"),
+        (changed(momentum=0.1), 1.0, None, "momentum"),
+        (changed(optimizer="adam"), 1.0, None, "the optimizer is adam"),
+        (changed(max_grad_norm=1.4142), 1.0, None, "clipping can act"),
+        (changed(max_grad_norm=math.sqrt(2)), 1.0, None, "clipping can act"),
+        (STEP, 1.0, torch.nn.Linear(5, 3), "not softmax regression"),
+    ],
+)
+def test_an_unchecked_condition_gives_infinity(
+    step: ExecutedStep, q: float, module: torch.nn.Module | None, reason: str
+) -> None:
+    bound, why = lipschitz(step, q, module)
+    assert bound == math.inf
+    assert reason in why
+
+
+def test_the_formula() -> None:
+    assert lipschitz(changed(weight_decay=0.01, learning_rate=1.0))[0] == pytest.approx(0.99)
+    assert lipschitz(changed(weight_decay=0.01))[0] == pytest.approx(0.039 + 1.95 - 1)
+    assert lipschitz(changed(learning_rate=6.0))[0] == pytest.approx(2.0)
+    assert lipschitz(changed(expected_batch_size=300.0))[0] == pytest.approx(3.9 * 0.5 * 4 - 1)
+
+
+def full_batch_update(weights: torch.Tensor, rows: Rows, step: ExecutedStep) -> torch.Tensor:
+    """Noiseless, clipped as Opacus does it, in float64."""
+    x, y = torch.tensor(rows.features).double(), torch.tensor(rows.labels)
+    scores = torch.softmax(x @ weights.T, dim=1) - torch.nn.functional.one_hot(y, weights.shape[0])
+    gradients = scores[:, :, None] * x[:, None, :]
+    norms = gradients.flatten(1).norm(dim=1)
+    factor = (step.max_grad_norm / (norms + 1e-6)).clamp(max=1)
+    total = (factor[:, None, None] * gradients).sum(0) / step.expected_batch_size
+    return weights - step.learning_rate * (total + step.weight_decay * weights)
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    scale=st.floats(0, 20),
+    gap=st.floats(1e-3, 5),
+    rate=st.floats(0.1, 10),
+    decay=st.floats(0, 0.3),
+    alike=st.booleans(),
+)
+def test_no_data_set_expands_more_than_claimed(
+    seed: int, scale: float, gap: float, rate: float, decay: float, alike: bool
+) -> None:
+    """Attack the claim: random and concentrated data, random weights, small and large gaps."""
+    numbers = np.random.default_rng(seed)
+    count = 12
+    features = numbers.normal(size=(count, 5)).astype(np.float32) * 3
+    if alike:
+        features[:] = features[0]
+    rows = project(Rows(features=features, labels=numbers.integers(3, size=count)), 1.0)
+    step = changed(learning_rate=rate, weight_decay=decay, expected_batch_size=12.0)
+    enforced = Enforced(feature_radius=1.0, n_max=count, neighboring_relation="replace_one")
+    bound, _ = update_lipschitz(
+        step, sampling_probability=1.0, module=softmax_regression(5, 3), enforced=enforced
+    )
+    one = torch.tensor(numbers.normal(size=(3, 5)) * scale)
+    other = one + gap * torch.tensor(numbers.normal(size=(3, 5)))
+    moved = full_batch_update(one, rows, step) - full_batch_update(other, rows, step)
+    assert moved.norm() <= bound * (one - other).norm() * (1 + 1e-9)
+
+
+def test_the_claim_is_reached() -> None:
+    """Equal rows at the radius and two classes at odds: the claim could not be smaller."""
+    features = np.zeros((12, 5), dtype=np.float32)
+    features[:, 0] = 1.0
+    rows = Rows(features=features, labels=np.zeros(12, dtype=np.int64))
+    step = changed(learning_rate=6.0, expected_batch_size=12.0)
+    enforced = Enforced(feature_radius=1.0, n_max=12, neighboring_relation="replace_one")
+    module = softmax_regression(5, 3)
+    bound, _ = update_lipschitz(step, sampling_probability=1.0, module=module, enforced=enforced)
+    one = torch.zeros(3, 5, dtype=torch.float64)
+    one[2, 0] = -50  # the third class is out
+    other = one.clone()
+    other[0, 0], other[1, 0] = 1e-4, -1e-4
+    moved = full_batch_update(one, rows, step) - full_batch_update(other, rows, step)
+    assert bound == pytest.approx(2.0)
+    assert float(moved.norm() / (one - other).norm()) == pytest.approx(bound, rel=1e-6)
+
+
+@given(seed=st.integers(0, 2**32 - 1), scale=st.floats(0, 100), radius=st.floats(0.01, 10))
+def test_a_projected_row_has_a_gradient_below_the_clipping_norm(
+    seed: int, scale: float, radius: float
+) -> None:
+    """In float32 and with Opacus's own arithmetic: clipping at sqrt(2) R + 1e-6 or more never acts."""
+    numbers = np.random.default_rng(seed)
+    raw = Rows(
+        features=(numbers.normal(size=(8, 5)) * scale).astype(np.float32), labels=numbers.integers(3, size=8)
+    )
+    rows = project(raw, radius)
+    module = torch.nn.Linear(5, 3, bias=False)
+    module.weight.data = torch.tensor(numbers.normal(size=(3, 5)) * 50, dtype=torch.float32)
+    network = GradSampleModule(module)
+    inputs = torch.tensor(rows.features, requires_grad=True)
+    torch.nn.functional.cross_entropy(network(inputs), torch.tensor(rows.labels)).backward()
+    norms = network._module.weight.grad_sample.flatten(1).norm(dim=1)
+    assert float(norms.max()) <= math.sqrt(2) * radius * (1 + 1e-6)

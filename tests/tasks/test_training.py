@@ -1,0 +1,249 @@
+"""DP-SGD: the steps are Opacus's own, the constants are the recipe's, the trajectory is what was executed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from opacus import GradSampleModule
+from opacus.optimizers import DPOptimizer
+
+from accounting.errors import InvalidInput
+from tasks.models import build, initial_state, state_bytes, state_from_bytes
+from tasks.recording import TrainingFailed
+from tasks.training import TrainedCandidate, train_candidate
+
+Build = Callable[..., Any]
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def train(small: Any, **changes: Any) -> TrainedCandidate:
+    arguments = {
+        "recipe": small.recipe,
+        "splits": small.splits,
+        "initial": initial_state(small.recipe.network, small.recipe.initialisation_seed),
+        "run_id": "run",
+        "data_digest": "0" * 64,
+        "noise_generator": seeded(1),
+        "sampling_generator": seeded(2),
+    }
+    return train_candidate(small.recipe.candidate("only"), **{**arguments, **changes})
+
+
+def batches(small: Any) -> Iterator[list[int]]:
+    """The rows of each step, drawn from the same coins."""
+    candidate, coins, count = small.recipe.candidate("only"), seeded(2), len(small.splits.private)
+    if candidate.is_full_batch:
+        while True:
+            yield list(range(count))
+    while True:
+        torch.empty((), dtype=torch.int64).random_(generator=coins)  # torch's loader draws a seed a pass
+        for _ in range(int(1 / candidate.sampling_probability)):
+            yield (
+                (torch.rand(count, generator=coins) < candidate.sampling_probability)
+                .nonzero()
+                .flatten()
+                .tolist()
+            )
+
+
+def by_hand(small: Any) -> np.ndarray:
+    """The update written out in float64: clip, sum, add noise, divide by the constant, step."""
+    candidate, noise = small.recipe.candidate("only"), seeded(1)
+    features = small.splits.private.features.astype(np.float64)
+    targets = np.eye(small.splits.classes)[small.splits.private.labels]
+    weights = initial_state(small.recipe.network, small.recipe.initialisation_seed)["weight"].double().numpy()
+    velocity = np.zeros_like(weights)
+    for _, chosen in zip(range(candidate.steps), batches(small), strict=False):
+        x, y = features[chosen], targets[chosen]
+        scores = x @ weights.T
+        chances = np.exp(scores - scores.max(axis=1, keepdims=True)) if len(x) else scores
+        chances = chances / chances.sum(axis=1, keepdims=True)
+        gradients = (chances - y)[:, :, None] * x[:, None, :]
+        norms = np.sqrt((gradients**2).sum(axis=(1, 2)))
+        clipped = np.minimum(1, candidate.max_grad_norm / (norms + 1e-6))[:, None, None] * gradients
+        deviation = candidate.noise_multiplier * candidate.max_grad_norm
+        added = torch.normal(0, deviation, weights.shape, generator=noise).double().numpy()
+        direction = (clipped.sum(axis=0) + added) / candidate.expected_batch_size
+        velocity = candidate.momentum * velocity + direction + candidate.weight_decay * weights
+        weights = weights - candidate.learning_rate * velocity
+    return weights
+
+
+def by_opacus(small: Any) -> torch.Tensor:
+    """Opacus's own optimizer and gradients, put together without `make_private`."""
+    candidate = small.recipe.candidate("only")
+    module = build(small.recipe.network)
+    module.load_state_dict(initial_state(small.recipe.network, small.recipe.initialisation_seed))
+    network = GradSampleModule(module)
+    optimizer = DPOptimizer(
+        torch.optim.SGD(
+            network.parameters(),
+            lr=candidate.learning_rate,
+            momentum=candidate.momentum,
+            weight_decay=candidate.weight_decay,
+        ),
+        noise_multiplier=candidate.noise_multiplier,
+        max_grad_norm=candidate.max_grad_norm,
+        expected_batch_size=candidate.expected_batch_size,
+        generator=seeded(1),
+    )
+    features = torch.tensor(small.splits.private.features)
+    labels = torch.tensor(small.splits.private.labels)
+    for _, chosen in zip(range(candidate.steps), batches(small), strict=False):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(network(features[chosen]), labels[chosen]).backward()
+        optimizer.step()
+    return module.weight.detach()
+
+
+CASES = {
+    "full batch": {},
+    "full batch, clipped": {"max_grad_norm": 0.3},
+    "full batch, momentum and weight decay": {"momentum": 0.9, "weight_decay": 0.01},
+    "Poisson": {"sampling_probability": 0.3, "expected_batch_size": 12},
+    "Poisson, clipped": {"sampling_probability": 0.25, "expected_batch_size": 10, "max_grad_norm": 0.3},
+    "Poisson, nearly always everybody": {"sampling_probability": 0.9, "expected_batch_size": 36},
+    "Poisson, some empty batches": {"sampling_probability": 0.01, "expected_batch_size": 1},
+    "fewer rows than the public constants say": {"rows": 17, "expected_batch_size": 40},
+    "no noise": {"noise_multiplier": 0.0},
+}
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+@pytest.mark.parametrize("case", CASES)
+def test_the_steps_are_opacus_own_and_as_written_by_hand(small_portfolio: Build, case: str) -> None:
+    small = small_portfolio(**CASES[case])
+    trained = state_from_bytes(train(small).model)["weight"]
+    assert torch.equal(trained, by_opacus(small))
+    assert np.allclose(trained.double().numpy(), by_hand(small), rtol=0, atol=2e-5)
+
+
+def test_an_empty_batch_is_a_noisy_step_that_counts(small_portfolio: Build) -> None:
+    small = small_portfolio(sampling_probability=1e-9, expected_batch_size=8)
+    candidate = small.recipe.candidate("only")
+    trained = train(small)
+    weights = initial_state(small.recipe.network, small.recipe.initialisation_seed)["weight"]
+    noise = seeded(1)
+    for _ in range(candidate.steps):
+        added = torch.normal(0, candidate.noise_multiplier * candidate.max_grad_norm, (3, 5), generator=noise)
+        weights = weights - candidate.learning_rate * added / 8
+    assert torch.allclose(state_from_bytes(trained.model)["weight"], weights, atol=1e-6)
+    assert trained.trajectory.steps == candidate.steps
+    assert all(step["private/batch_size"] == 0 and "private/loss" not in step for step in trained.metrics)
+
+
+def test_the_trajectory_says_what_was_executed(small_portfolio: Build) -> None:
+    small = small_portfolio(rows=17, sampling_probability=0.3, expected_batch_size=12, weight_decay=0.5)
+    trajectory = train(small, run_id="abc").trajectory
+    (segment,) = trajectory.segments
+    assert (segment.id, segment.steps, segment.parent) == ("abc:0", 12, None)
+    assert (segment.noise_multiplier, segment.max_grad_norm, segment.learning_rate) == (2.0, 1.4143, 0.5)
+    assert (segment.expected_batch_size, segment.sampling_probability, segment.sampler) == (
+        12,
+        0.3,
+        "poisson",
+    )
+    assert (segment.weight_decay, segment.optimizer, segment.schedule) == (0.5, "sgd", "fixed")
+    assert (trajectory.feature_radius, trajectory.n_max, trajectory.portfolio) == (1.0, 50, "small")
+    assert trajectory.library_versions["opacus"] == "1.6.0"
+
+
+def test_what_was_not_private_says_so(small_portfolio: Build) -> None:
+    small = small_portfolio()
+    injected = train(small).trajectory.notes
+    assert injected["noise_source"] == injected["sampling_coins"] == "INJECTED FOR A TEST: NOT PRIVATE"
+    fresh = train(small, noise_generator=None, sampling_generator=None).trajectory.notes
+    assert "operating system" in fresh["noise_source"]
+    assert "not a cryptographic generator" in fresh["noise_source"]
+
+
+def test_noise_and_coins_differ_between_runs_and_from_each_other(small_portfolio: Build) -> None:
+    small = small_portfolio(sampling_probability=0.5, expected_batch_size=20)
+    noisy = [train(small, noise_generator=None).model for _ in range(2)]
+    coins = [train(small, sampling_generator=None).metrics for _ in range(2)]
+    sizes = [[step["private/batch_size"] for step in metrics] for metrics in coins]
+    assert noisy[0] != noisy[1]
+    assert sizes[0] != sizes[1]
+
+
+def test_noise_differs_between_two_fresh_processes() -> None:
+    """Even with everything seeded that a script can seed: nothing of torch's global state is used."""
+    script = """
+import hashlib, torch
+from tasks.data import load_splits
+from tasks.models import initial_state
+from tasks.recipes import find_recipe, load_recipe
+from tasks.training import train_candidate
+torch.manual_seed(0)
+recipe = load_recipe(find_recipe("infra/portfolios/digits.yaml"))
+splits = load_splits(recipe.data, feature_radius=1.0, n_max=1200, neighboring_relation="replace_one")
+candidate = recipe.candidate("eps-8").model_copy(update={"steps": 2})
+initial = initial_state(recipe.network, 1)
+trained = train_candidate(
+    candidate, recipe=recipe, splits=splits, initial=initial, run_id="run", data_digest="0" * 64
+)
+print(hashlib.sha256(trained.model).hexdigest(), trained.trajectory.initialisation_digest)
+"""
+    command = [sys.executable, "-c", script]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    one, other = (process.communicate(timeout=120)[0].split() for process in running)
+    assert one[1] == other[1]
+    assert one[0] != other[0]
+
+
+def test_private_metrics_are_marked(small_portfolio: Build) -> None:
+    trained = train(small_portfolio(max_grad_norm=0.3))
+    assert len(trained.metrics) == 12
+    names = set().union(*trained.metrics)
+    assert {name for name in names if not name.startswith("private/")} == {"public_train_accuracy"}
+    assert trained.metrics[-1]["private/clipping_rate"] > 0.5
+    assert trained.metrics[-1]["private/gradient_norm_max"] <= 2**0.5 + 1e-6
+    assert trained.public_train_accuracy == trained.metrics[-1]["public_train_accuracy"]
+    assert "model" not in repr(trained)
+    assert "private/" not in repr(trained)
+
+
+def test_a_diverged_run_is_no_candidate(small_portfolio: Build) -> None:
+    small = small_portfolio(learning_rate=1e38, noise_multiplier=1e30)
+    with pytest.raises(TrainingFailed, match="Candidate only diverged"):
+        train(small)
+
+
+def test_rows_must_come_checked(small_portfolio: Build) -> None:
+    small = small_portfolio()
+    for splits in (replace(small.splits, enforced=None), replace(small.splits, private=None)):
+        with pytest.raises(InvalidInput, match=r"tasks\.data\.load_splits"):
+            train(small, splits=splits)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"features": 6, "classes": 3}, r"does not take rows of shape \(5,\)"),
+        ({"features": 5, "classes": 4}, r"gives scores of shape \(4,\), but the data have 3 classes"),
+    ],
+)
+def test_a_network_that_does_not_fit(
+    small_portfolio: Build, arguments: dict[str, int], sentence: str
+) -> None:
+    small = small_portfolio()
+    network = small.recipe.network.model_copy(update={"arguments": arguments})
+    recipe = small.recipe.model_copy(update={"network": network})
+    with pytest.raises(InvalidInput, match=sentence):
+        train(small, recipe=recipe, initial=initial_state(network, 1))
+
+
+def test_the_start_is_the_public_one(small_portfolio: Build) -> None:
+    small = small_portfolio(noise_multiplier=0, learning_rate=1e-30)
+    initial = initial_state(small.recipe.network, small.recipe.initialisation_seed)
+    assert train(small).model == state_bytes(initial)
