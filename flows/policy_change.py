@@ -20,6 +20,7 @@ from accounting.certificate import Certificate
 from accounting.errors import BudgetInfeasible, InvalidInput, RemergeError
 from accounting.plan import Plan
 from accounting.trajectory import Candidate
+from infra.canonical import sha256_hex
 from infra.documents import (
     Attempt,
     Draw,
@@ -30,6 +31,7 @@ from infra.documents import (
     ReleaseManifest,
     release_id_of,
 )
+from infra.releases import CERTIFICATE
 from tasks.candidates import LoadedCandidate
 from tasks.services import Services, open_services
 from tasks.validation import Verdict
@@ -253,7 +255,7 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
     plan = solve_weights(policy, candidates)
     draw = make_draw(services, release_id, plan)
     model = merge_models(plan, draw, loaded)
-    certificate = certify(release_id, policy, manifest, plan, draw, candidates)
+    certificate = certify(release_id, policy, manifest, plan, draw)
     files = report.release_files(model, certificate, draw)
 
     def entry(kind: str) -> dict[str, Any]:
@@ -265,7 +267,7 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
             plan=plan,
             candidates=candidates,
             draw=draw,
-            certificate_sha256=report.sha256_of(files, "certificate.json"),
+            certificate_sha256=sha256_hex(files[CERTIFICATE]),
         )
 
     write_ledger(services, entry("intended"))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
+from accounting.budget import NeighboringRelation
 from accounting.certificate import Certificate, satisfies
 from infra.documents import Policy, ReleaseManifest
 
@@ -45,7 +46,7 @@ def fault_of(live: LiveRelease, policy: Policy) -> str | None:
         certificate,
         epsilon=policy.epsilon,
         delta=policy.delta,
-        neighboring_relation=policy.neighboring_relation,
+        neighboring_relation=NeighboringRelation(policy.neighboring_relation),
         unit=policy.unit,
     ):
         return (

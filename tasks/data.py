@@ -128,11 +128,10 @@ def load_splits(
     )
 
 
-def load_public_gate(manifest: PortfolioManifest) -> tuple[np.ndarray, np.ndarray]:
+def load_public_gate(manifest: PortfolioManifest) -> Rows:
     """The held-out public rows that a merged model is checked on, as when the portfolio was trained.
 
-    Returns:
-        Features of shape (rows, ...), float32, and labels of shape (rows,), int64. No private row is touched.
+    No private row is touched.
 
     Raises:
         InvalidInput: the loader is gone, or returns other rows than the manifest records.
@@ -149,7 +148,7 @@ def load_public_gate(manifest: PortfolioManifest) -> tuple[np.ndarray, np.ndarra
             f"The public-gate rows from {manifest.data.loader} are not those of {manifest.reference} (their "
             "digest differs): restore the data, or train the portfolio again with `remerge train`."
         )
-    return rows.features, rows.labels
+    return rows
 
 
 def data_record(source: DataSource, splits: Splits, key: bytes) -> DataRecord:

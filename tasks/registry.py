@@ -173,6 +173,11 @@ def fetch_candidate(
     return LoadedCandidate(name=record.name, model=model, trajectory=trajectory)
 
 
+def load_all(client: MlflowClient, manifest: PortfolioManifest) -> dict[str, LoadedCandidate]:
+    """Pull every candidate of a portfolio, in the manifest's order; errors as `fetch_candidate`."""
+    return {record.name: fetch_candidate(client, manifest, record) for record in manifest.candidates}
+
+
 def fetch_trajectory(
     client: MlflowClient, manifest: PortfolioManifest, record: CandidateRecord
 ) -> Trajectory:

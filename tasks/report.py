@@ -116,8 +116,8 @@ def decision_page(
         table(
             ["bound", "epsilon"],
             [
-                [name, f"{value['epsilon']:.4g}" if value.get("epsilon") is not None else str(value.get("reason"))]
-                for name, value in certificate.other_bounds.items()
+                [name, f"{other.epsilon:.4g}" if other.epsilon is not None else str(other.reason)]
+                for name, other in certificate.other_bounds.items()
             ],
         ),
         "## What the number rests on",

@@ -205,7 +205,8 @@ def test_the_gate_rows_are_those_of_the_manifest() -> None:
         ],
     }
     manifest = PortfolioManifest.from_fields(fields, "manifest")
-    features, labels = load_public_gate(manifest)
+    rows = load_public_gate(manifest)
+    features, labels = rows.features, rows.labels
     assert np.array_equal(features, splits.public_gate.features)
     assert np.array_equal(labels, splits.public_gate.labels)
     with pytest.raises(InvalidInput, match="are not those of digits@1"):
