@@ -69,7 +69,9 @@ def status() -> None:
 
 @app.command()
 def train(
-    recipe: Annotated[Path, typer.Argument(help="the portfolio's recipe file")] = Path("infra/portfolios/digits.yaml"),
+    recipe: Annotated[Path, typer.Argument(help="the portfolio's recipe file")] = Path(
+        "infra/portfolios/digits.yaml"
+    ),
 ) -> None:
     """Train a portfolio from a recipe, in the train_portfolio flow."""
     from flows.commands import train_portfolio
@@ -90,7 +92,8 @@ def policy_set(
         str | None, typer.Option(help="name@serial or name@latest; default: the newest portfolio now")
     ] = None,
     mechanism: Annotated[
-        list[str] | None, typer.Option(help="linear_combination or random_selection; repeat for several; default all")
+        list[str] | None,
+        typer.Option(help="linear_combination or random_selection; repeat for several; default all"),
     ] = None,
     min_accuracy: Annotated[float, typer.Option(help="needed on the public-gate rows, 0 to 1")] = 0.0,
     realised_epsilon_cap: Annotated[
@@ -103,8 +106,12 @@ def policy_set(
     author: Annotated[str | None, typer.Option(help="who sets it; default: your user name")] = None,
     reason: Annotated[str, typer.Option(help="why, for the record")] = "",
     yes: Annotated[bool, typer.Option("--yes", help="create a new region without asking")] = False,
-    new: Annotated[bool, typer.Option("--new", help="a new policy even where the terms are the same")] = False,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="wait for the policy_change run to end")] = True,
+    new: Annotated[
+        bool, typer.Option("--new", help="a new policy even where the terms are the same")
+    ] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="wait for the policy_change run to end")
+    ] = True,
 ) -> None:
     """Store a region's new policy, then emit policy.changed, which starts the policy_change flow."""
     from flows.commands import Asked, announce_policy, set_policy
@@ -124,7 +131,9 @@ def policy_set(
     }
     if mechanism:
         fields["mechanisms"] = mechanism
-    policy = set_policy(Settings(), fields, asked=Asked(create_region=yes, new=new, confirm=_confirm), console=out)
+    policy = set_policy(
+        Settings(), fields, asked=Asked(create_region=yes, new=new, confirm=_confirm), console=out
+    )
     run = announce_policy(Settings(), policy, wait=wait, console=out)
     if run is not None:
         print_outcome(out, Settings(), policy, run)

@@ -48,11 +48,15 @@ def train_portfolio(settings: Settings, recipe: Path, console: Console) -> Portf
     services = open_services(settings)
     run = services.orchestrator.create_flow_run("train-portfolio", {"recipe": str(path.absolute())})
     names = ", ".join(candidate.name for candidate in loaded.candidates)
-    ended = _wait(services, run, console, f"Training {len(loaded.candidates)} candidates ({names})", TRAIN_TIMEOUT)
+    ended = _wait(
+        services, run, console, f"Training {len(loaded.candidates)} candidates ({names})", TRAIN_TIMEOUT
+    )
     _require_success(ended)
     trained = services.manifests.of_flow_run(loaded.name, str(run["id"]))
     if trained is None:
-        raise FlowFailed(f"The run {run['name']} ended well but left no portfolio; look at it in Prefect's pages.")
+        raise FlowFailed(
+            f"The run {run['name']} ended well but left no portfolio; look at it in Prefect's pages."
+        )
     return trained
 
 
@@ -62,17 +66,22 @@ def set_policy(settings: Settings, fields: Mapping[str, Any], *, asked: Asked, c
     Raises:
         InvalidInput: a field is wrong, the region is new and was not confirmed, or there is no portfolio.
     """
-    services = open_services(settings)
     checked = Policy.from_fields(
-        {"serial": 1, "effective_at": "2000-01-01T00:00:00Z", **fields, "portfolio": fields["portfolio"] or "any@1"},
+        {
+            "serial": 1,
+            "effective_at": "2000-01-01T00:00:00Z",
+            **fields,
+            "portfolio": fields["portfolio"] or "any@1",
+        },
         "policy",
     )
+    services = open_services(settings)
     manifest = _portfolio(services, fields["portfolio"])
     reference = fields["portfolio"] or manifest.reference
     if manifest.n_max is not None and checked.delta >= 1 / manifest.n_max:
         console.print(
-            f"[yellow]Warning:[/] delta {checked.delta:g} is not below 1 / n_max = {1 / manifest.n_max:.3g}; a mechanism "
-            "that publishes one person's record outright satisfies such a policy.",
+            f"[yellow]Warning:[/] delta {checked.delta:g} is not below 1 / n_max = {1 / manifest.n_max:.3g}; a "
+            "mechanism that publishes one person's record outright satisfies such a policy.",
             highlight=False,
             soft_wrap=True,
         )
@@ -132,7 +141,9 @@ def _portfolio(services: Services, reference: str | None) -> PortfolioManifest:
     if not names:
         raise InvalidInput("No portfolio has been trained yet: run `remerge train` first.")
     if len(names) > 1:
-        raise InvalidInput(f"There are several portfolios ({', '.join(names)}); name one with `--portfolio NAME@latest`.")
+        raise InvalidInput(
+            f"There are several portfolios ({', '.join(names)}); name one with `--portfolio NAME@latest`."
+        )
     return services.manifests.resolve(f"{names[0]}@latest")
 
 
@@ -142,7 +153,9 @@ def _wait(services: Services, run: FlowRun, console: Console, what: str, timeout
             return services.orchestrator.wait(
                 run["id"],
                 timeout=timeout,
-                progress=lambda seen: spinner.update(f"{escape(what)}: {str(seen.get('state_name')).lower()} ..."),
+                progress=lambda seen: spinner.update(
+                    f"{escape(what)}: {str(seen.get('state_name')).lower()} ..."
+                ),
             )
     except KeyboardInterrupt:
         raise RunNotEnded(
@@ -153,5 +166,6 @@ def _wait(services: Services, run: FlowRun, console: Console, what: str, timeout
 def _require_success(run: FlowRun) -> None:
     if run.get("state_type") != "COMPLETED":
         raise FlowFailed(
-            message_of(run) or f"The flow run {run.get('name')} ended as {run.get('state_name')}; see Prefect's pages."
+            message_of(run)
+            or f"The flow run {run.get('name')} ended as {run.get('state_name')}; see Prefect's pages."
         )

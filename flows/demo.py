@@ -45,7 +45,10 @@ ROUNDS = (
             reason="the first rule",
         ),
         Change(
-            region="us", epsilon=1.5, mechanisms=("random_selection",), reason="only whole candidates may be released"
+            region="us",
+            epsilon=1.5,
+            mechanisms=("random_selection",),
+            reason="only whole candidates may be released",
         ),
     ),
     (
@@ -98,7 +101,9 @@ def _main_job(settings: Settings, console: Console) -> None:
     with _timed(console, "Training a portfolio with DP-SGD on 1,200 private digits"):
         manifest = train_portfolio(settings, RECIPE, console)
     services = open_services(settings)
-    shown = [release for changes in ROUNDS for release in _change_policies(settings, services, console, changes)]
+    shown = [
+        release for changes in ROUNDS for release in _change_policies(settings, services, console, changes)
+    ]
     with _timed(console, "Scoring single candidates, for the comparison below"):
         table = _comparison(services, manifest, shown)
     console.print(table)
@@ -150,8 +155,8 @@ def _change_policies(
 
 def _comparison(services: Services, manifest: PortfolioManifest, shown: list[Shown]) -> Table:
     """What was promoted, beside the best single candidate under the same budget."""
-    from tasks.registry import load_all
     from tasks.data import load_public_gate
+    from tasks.registry import load_all
     from tasks.report import weights_in_words
     from tasks.validation import accuracy
 
@@ -182,7 +187,9 @@ def _best_single(policy: Policy, manifest: PortfolioManifest, loaded: dict[str, 
     from tasks.solving import solve_policy
 
     plan: Plan = solve_policy(policy, accountable(manifest, policy, loaded))
-    weights = next(alternative.weights for alternative in plan.alternatives if alternative.label == "best_single")
+    weights = next(
+        alternative.weights for alternative in plan.alternatives if alternative.label == "best_single"
+    )
     return next(iter(weights))
 
 

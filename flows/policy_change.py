@@ -192,7 +192,12 @@ def set_alias(services: Services, release: ReleaseManifest) -> None:
     point_alias(services.mlflow, release.registered_model, release.registered_version)
 
 
-@flow(name="policy_change", flow_run_name="{region}-policy-{serial}", persist_result=False, validate_parameters=True)
+@flow(
+    name="policy_change",
+    flow_run_name="{region}-policy-{serial}",
+    persist_result=False,
+    validate_parameters=True,
+)
 def policy_change(region: str, serial: int, event_id: str | None = None) -> State[Any]:
     """Re-merge what exists under a region's new policy and promote the result.
 
@@ -239,7 +244,9 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
 
     live = read_live(services.releases, region)
     if live is not None and live[0].release_id == release_id:
-        return finish(services, manifest, live[2].manifest, f"{region} already serves release {release_id[:12]}.")
+        return finish(
+            services, manifest, live[2].manifest, f"{region} already serves release {release_id[:12]}."
+        )
     earlier = promotion.failed_before(services.ledger, manifest, release_id)
     if earlier is not None:
         return Outcome(
@@ -278,9 +285,18 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
         leave_artifact(region, page)
         return Outcome(kind="failed_check", release_id=release_id, sentence=verdict.reason)
 
-    version = register(services, policy, manifest, certificate, verdict, {**files, "report.md": page.encode()})
+    version = register(
+        services, policy, manifest, certificate, verdict, {**files, "report.md": page.encode()}
+    )
     release = report.release_manifest(
-        policy, manifest, release_id, files, verdict, gate_rows=gate_rows, version=version, provenance=provenance
+        policy,
+        manifest,
+        release_id,
+        files,
+        verdict,
+        gate_rows=gate_rows,
+        version=version,
+        provenance=provenance,
     )
     release = upload_release(services, release, files)
     try:
@@ -295,7 +311,9 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
     return finish(services, manifest, release, report.one_sentence(policy, certificate, draw, verdict))
 
 
-def finish(services: Services, manifest: PortfolioManifest, release: ReleaseManifest, sentence: str) -> Outcome:
+def finish(
+    services: Services, manifest: PortfolioManifest, release: ReleaseManifest, sentence: str
+) -> Outcome:
     """What follows the pointer: the alias, and the ledger's note that the release is live."""
     from tasks.promotion import live_fields
 
@@ -308,7 +326,9 @@ def leave_artifact(region: str, page: str) -> None:
     """Show people in Prefect what was decided and why."""
     from prefect.artifacts import create_markdown_artifact
 
-    create_markdown_artifact(page, key=f"policy-{region}", description=f"What was decided for {region}, and why")
+    create_markdown_artifact(
+        page, key=f"policy-{region}", description=f"What was decided for {region}, and why"
+    )
 
 
 def note_attempt(

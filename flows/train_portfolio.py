@@ -6,6 +6,7 @@ fails half-way leaves nothing that a policy could use.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -90,9 +91,10 @@ def build_portfolio(services: Services, recipe: Recipe) -> PortfolioManifest:
         candidate.name: train_and_log.submit(workshop, candidate.name) for candidate in recipe.candidates
     }
     finished = results_of(running)
+    table = candidates_table(recipe, [trained for _, trained in finished])
     records = register_all(workshop, finished)
     manifest = publish(workshop, records)
-    leave_artifact(manifest, recipe, [trained for _, trained in finished])
+    leave_artifact(manifest, table)
     return manifest
 
 
@@ -212,26 +214,37 @@ def publish(workshop: Workshop, records: tuple[CandidateRecord, ...]) -> Portfol
     )
 
 
-def leave_artifact(manifest: PortfolioManifest, recipe: Recipe, trained: list[TrainedCandidate]) -> None:
+def leave_artifact(manifest: PortfolioManifest, table: list[str]) -> None:
     """Show people in Prefect what is on offer."""
+    lines = [
+        f"# Portfolio {manifest.reference}",
+        "",
+        f"Trained on private rows of lineage {manifest.lineage}, each {manifest.unit} protected under "
+        f"{manifest.neighboring_relation}.",
+        "",
+        *table,
+        "",
+        "For the trainer's eyes: these accuracies are of private models that nobody has released. Choosing "
+        "merge weights by them would make the choice depend on private data: policies choose by noise alone.",
+    ]
     create_markdown_artifact(
-        portfolio_page(manifest, recipe, trained),
+        "\n".join(lines) + "\n",
         key=f"portfolio-{manifest.name}",
         description=f"The candidates of {manifest.reference}",
     )
 
 
-def portfolio_page(manifest: PortfolioManifest, recipe: Recipe, trained: list[TrainedCandidate]) -> str:
-    """A short page in Markdown: what each candidate is and what it protects."""
+def candidates_table(recipe: Recipe, trained: list[TrainedCandidate]) -> list[str]:
+    """What each candidate is and what it protects, as lines of a Markdown table.
+
+    Raises:
+        AccountingError: the recipe's delta is too small to be resolved.
+    """
     from accounting.joint_release import single_run
 
     lines = [
-        f"# Portfolio {manifest.reference}",
-        "",
-        f"Trained on private rows of lineage {manifest.lineage}, each {manifest.unit} protected under "
-        f"{manifest.neighboring_relation}. Epsilon is at delta {recipe.delta:g}, from the trajectory.",
-        "",
-        "| candidate | steps | sampling | noise multiplier | epsilon | accuracy on public-train rows |",
+        f"| candidate | steps | sampling | noise multiplier | epsilon at delta {recipe.delta:g} | accuracy on "
+        "public-train rows |",
         "|---|---:|---|---:|---:|---:|",
     ]
     for candidate in trained:
@@ -239,13 +252,9 @@ def portfolio_page(manifest: PortfolioManifest, recipe: Recipe, trained: list[Tr
         segment = run.segments[-1]
         sampling = "full batch" if segment.is_full_batch else f"Poisson {segment.sampling_probability:g}"
         epsilon = single_run(run).epsilon(recipe.delta)
+        shown = f"{epsilon:.3f}" if math.isfinite(epsilon) else "not private"
         lines.append(
-            f"| {candidate.name} | {run.steps} | {sampling} | {segment.noise_multiplier:g} | {epsilon:.3f} "
+            f"| {candidate.name} | {run.steps} | {sampling} | {segment.noise_multiplier:g} | {shown} "
             f"| {candidate.public_train_accuracy:.3f} |"
         )
-    lines += [
-        "",
-        "For the trainer's eyes: these accuracies are of private models that nobody has released. Choosing "
-        "merge weights by them would make the choice depend on private data: policies choose by noise alone.",
-    ]
-    return "\n".join(lines) + "\n"
+    return lines

@@ -23,7 +23,9 @@ def print_addresses(console: Console, settings: Settings | None = None) -> None:
     found = connections(settings)
     console.print(f"MLflow pages:   {found.mlflow_url}", highlight=False)
     console.print(f"Prefect pages:  {found.prefect_ui_url}", highlight=False)
-    console.print(f"S3 endpoint:    {found.s3_endpoint} (keys in REMERGE_HOME's credentials.json)", highlight=False)
+    console.print(
+        f"S3 endpoint:    {found.s3_endpoint} (keys in REMERGE_HOME's credentials.json)", highlight=False
+    )
 
 
 def print_status(console: Console, settings: Settings) -> bool:
@@ -39,7 +41,9 @@ def print_status(console: Console, settings: Settings) -> bool:
     _print_portfolios(console, services)
     regions = services.policies.regions()
     if not regions:
-        console.print("No region has a policy yet: `remerge policy set --region eu --epsilon 2 --delta 1e-5`.")
+        console.print(
+            "No region has a policy yet: `remerge policy set --region eu --epsilon 2 --delta 1e-5`."
+        )
         return True
     table = Table(title="Regions", title_justify="left")
     for column in ("region", "policy", "allows", "live release", "epsilon", "accuracy", "state"):
@@ -115,7 +119,9 @@ def _print_portfolios(console: Console, services: Services) -> None:
             console.print(f"Portfolio {manifest.reference}: {candidates}", highlight=False, soft_wrap=True)
 
 
-def _region_sentences(services: Services, policy: Policy, state: State, reason: str, colour: str) -> list[str]:
+def _region_sentences(
+    services: Services, policy: Policy, state: State, reason: str, colour: str
+) -> list[str]:
     """Why a region is not compliant, and how the last attempt at its policy ended if that was not well."""
     sentences = []
     if state is not State.COMPLIANT:

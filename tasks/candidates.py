@@ -60,5 +60,6 @@ def accountable(
             f"{manifest.neighboring_relation}`, or train a portfolio under {policy.neighboring_relation}."
         )
     return tuple(
-        Candidate(name=record.name, trajectory=loaded[record.name].trajectory) for record in manifest.candidates
+        Candidate(name=record.name, trajectory=loaded[record.name].trajectory)
+        for record in manifest.candidates
     )

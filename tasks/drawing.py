@@ -41,8 +41,14 @@ def drawn_index(point: str, weights: Mapping[str, float]) -> int:
         weights: on the simplex; the candidates lie along [0, 1) in the order of their names.
     """
     fractions = [Fraction(weight) for _, weight in sorted(weights.items())]
-    if not fractions or any(weight < 0 for weight in fractions) or abs(sum(fractions) - 1) > Fraction(1, 10**12):
-        raise InvalidInput(f"Mixture weights must be non-negative and add up to 1, but they are {dict(weights)}.")
+    if (
+        not fractions
+        or any(weight < 0 for weight in fractions)
+        or abs(sum(fractions) - 1) > Fraction(1, 10**12)
+    ):
+        raise InvalidInput(
+            f"Mixture weights must be non-negative and add up to 1, but they are {dict(weights)}."
+        )
     place = Fraction(int(point, 16), 2**POINT_BITS) * sum(fractions)
     cumulative = Fraction(0)
     for index, weight in enumerate(fractions):

@@ -31,7 +31,11 @@ def read_live(releases: ReleaseStore, region: str) -> tuple[Pointer, str, LiveRe
     pointer, etag = found
     manifest = releases.read_manifest(pointer.release_id, sha256=pointer.release_manifest_digest)
     content = releases.read_file(pointer.release_id, "certificate.json", manifest.files["certificate.json"])
-    return pointer, etag, LiveRelease(manifest=manifest, certificate=Certificate.from_dict(json.loads(content)))
+    return (
+        pointer,
+        etag,
+        LiveRelease(manifest=manifest, certificate=Certificate.from_dict(json.loads(content))),
+    )
 
 
 def current_policy(services: Services, region: str) -> Policy:
@@ -77,7 +81,8 @@ def pull(services: Services, region: str, to: Path) -> tuple[Compliance, list[Pa
         )
     release_id = live.manifest.release_id
     contents = {
-        name: services.releases.read_file(release_id, name, sha256) for name, sha256 in live.manifest.files.items()
+        name: services.releases.read_file(release_id, name, sha256)
+        for name, sha256 in live.manifest.files.items()
     }
     contents["manifest.json"] = live.manifest.content()
     return compliance, _write_together(contents, to)
@@ -93,5 +98,7 @@ def _write_together(contents: dict[str, bytes], to: Path) -> list[Path]:
             for name in contents:
                 os.replace(Path(staging) / name, to / name)
     except OSError as error:
-        raise InvalidInput(f"Cannot write to {to}: {error.strerror or error}; choose another folder.") from None
+        raise InvalidInput(
+            f"Cannot write to {to}: {error.strerror or error}; choose another folder."
+        ) from None
     return [to / name for name in contents]

@@ -35,7 +35,9 @@ def linear_combination(models: Mapping[str, bytes], weights: Mapping[str, float]
     """
     used = {name: weight for name, weight in weights.items() if weight != 0}
     if not used or any(not weight > 0 for weight in used.values()) or abs(sum(used.values()) - 1) > 1e-12:
-        raise InvalidInput(f"Merge weights must be non-negative and add up to 1, but they are {dict(weights)}.")
+        raise InvalidInput(
+            f"Merge weights must be non-negative and add up to 1, but they are {dict(weights)}."
+        )
     loaded = {name: load_tensors(models[name], name) for name in used}
     first_name = next(iter(used))
     first = loaded[first_name]
@@ -66,7 +68,9 @@ def load_tensors(content: bytes, name: str) -> Tensors:
     try:
         return safetensors.numpy.load(content)
     except (safetensors.SafetensorError, KeyError, TypeError) as error:
-        raise IncompatibleCandidates(f"The model of candidate {name} cannot be read ({error}); train it again.") from None
+        raise IncompatibleCandidates(
+            f"The model of candidate {name} cannot be read ({error}); train it again."
+        ) from None
 
 
 def _require_same_architecture(first_name: str, first: Tensors, name: str, other: Tensors) -> None:

@@ -110,7 +110,9 @@ def live_fields(ledger: LedgerStore, lineage: str, release: ReleaseManifest) -> 
             f"Release {release.release_id[:12]} is live, but the ledger of {lineage} does not know it: restore the "
             "ledger from a backup before anything else is released."
         )
-    fields = intended.model_dump(mode="json", exclude={"serial", "previous_digest", "written_at", "kind", "schema_"})
+    fields = intended.model_dump(
+        mode="json", exclude={"serial", "previous_digest", "written_at", "kind", "schema_"}
+    )
     return {**fields, "kind": "live"}
 
 

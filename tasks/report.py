@@ -90,7 +90,10 @@ def decision_page(
         table(
             ["", ""],
             [
-                ["budget", f"epsilon {policy.epsilon:g} at delta {policy.delta:g}, {policy.neighboring_relation}"],
+                [
+                    "budget",
+                    f"epsilon {policy.epsilon:g} at delta {policy.delta:g}, {policy.neighboring_relation}",
+                ],
                 ["portfolio", manifest.reference],
                 ["mechanism", MECHANISM_WORDS[plan.mechanism]],
                 ["weights", weights_in_words(plan.weights)],

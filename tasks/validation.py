@@ -6,6 +6,7 @@ the attempt: it never triggers another draw or another choice of weights.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,7 @@ def gate(*, accuracy: float, min_accuracy: float, live_accuracy: float | None) -
     passed = bool(accuracy >= minimum)  # NaN fails
     if passed:
         reason = f"Accuracy {accuracy:.3f} on the public-gate rows meets the minimum {minimum:.3f}."
-    elif accuracy < min_accuracy or not accuracy == accuracy:
+    elif accuracy < min_accuracy or math.isnan(accuracy):
         reason = (
             f"Accuracy {accuracy:.3f} on the public-gate rows is below the policy's min_accuracy "
             f"{min_accuracy:.3f}; set a policy with a lower min_accuracy or a larger epsilon, or train a better "

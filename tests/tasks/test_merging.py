@@ -25,12 +25,13 @@ def test_the_sum_is_rounded_once() -> None:
     merged = safetensors.numpy.load(
         linear_combination({name: file_of(w=value) for name, value in values.items()}, weights)
     )["w"]
-    exact = [
-        [float(np.float32(float(sum(Fraction(weights[n]) * Fraction(float(values[n][i, j])) for n in "abc")))) for j in range(5)]
-        for i in range(3)
-    ]
+
+    def exact(row: int, column: int) -> float:
+        total = sum(Fraction(weights[name]) * Fraction(float(values[name][row, column])) for name in "abc")
+        return float(np.float32(float(total)))
+
     assert merged.dtype == np.float32
-    assert merged.tolist() == exact
+    assert merged.tolist() == [[exact(row, column) for column in range(5)] for row in range(3)]
 
 
 @given(st.floats(0, 1), st.floats(-1e3, 1e3, width=32), st.floats(-1e3, 1e3, width=32))
