@@ -243,8 +243,8 @@ def candidates_table(recipe: Recipe, trained: list[TrainedCandidate]) -> list[st
     from accounting.joint_release import single_run
 
     lines = [
-        f"| candidate | steps | sampling | noise multiplier | epsilon at delta {recipe.delta:g} | accuracy on "
-        "public-train rows |",
+        f"| candidate | steps | sampling | noise multiplier | epsilon at delta {recipe.delta:g} "
+        "| accuracy on public-train rows |",
         "|---|---:|---|---:|---:|---:|",
     ]
     for candidate in trained:

@@ -1,0 +1,199 @@
+"""The train_portfolio flow against the real stack: all candidates, or no portfolio version at all."""
+
+from __future__ import annotations
+
+import sys
+import types
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from tasks.data import Rows, Splits
+from tasks.registry import fetch_candidate
+from tasks.services import Services, open_services
+
+pytestmark = pytest.mark.system
+
+RECIPE = """
+name: NAME
+lineage: tests
+data: {loader: users_data:rows}
+network: {factory: tasks.models:softmax_regression, arguments: {features: 4, classes: 2}}
+feature_radius: 1
+n_max: 30
+initialisation_seed: 3
+delta: 1e-5
+defaults: {steps: 5, max_grad_norm: 1.4143, learning_rate: 0.5, expected_batch_size: 30}
+candidates:
+  noisy: {noise_multiplier: 20}
+  clear: {noise_multiplier: 5}
+  sampled: {noise_multiplier: 5, sampling_probability: 0.5, expected_batch_size: 15}
+"""
+
+
+@pytest.fixture
+def services(stack: Any) -> Services:
+    return open_services(stack.settings)
+
+
+@pytest.fixture(autouse=True)
+def users_data(monkeypatch: pytest.MonkeyPatch) -> Splits:
+    numbers = np.random.default_rng(5)
+
+    def rows(count: int) -> Rows:
+        labels = numbers.integers(2, size=count)
+        return Rows(features=numbers.normal(size=(count, 4)).astype(np.float32), labels=labels)
+
+    splits = Splits(
+        private=rows(30), public_train=rows(10), public_gate=rows(10), classes=2, split_rule="drawn"
+    )
+    module = types.ModuleType("users_data")
+    module.rows = lambda *, with_private: splits  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "users_data", module)
+    return splits
+
+
+@pytest.fixture
+def train(stack: Any, tmp_path: Path) -> Iterator[Callable[[str], Any]]:
+    """Run the flow in this process, against the stack's Prefect server; returns its final state."""
+    from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
+
+    from flows.train_portfolio import train_portfolio
+
+    def run(text: str) -> Any:
+        path = tmp_path / "recipe.yaml"
+        path.write_text(text)
+        return train_portfolio(recipe=str(path), return_state=True)
+
+    settings = {PREFECT_API_URL: stack.connections.prefect_api_url, PREFECT_HOME: tmp_path / "prefect"}
+    with temporary_settings(settings):
+        yield run
+
+
+def named(text: str = RECIPE) -> tuple[str, str]:
+    name = f"small-{uuid.uuid4().hex[:8]}"
+    return name, text.replace("NAME", name)
+
+
+def test_all_candidates_become_a_portfolio_version(
+    services: Services, train: Callable[[str], Any], users_data: Splits
+) -> None:
+    name, text = named()
+    state = train(text)
+    assert state.is_completed(), state.message
+    assert state.message == f"Portfolio {name}@1 is ready with 3 candidates."
+    manifest = services.manifests.newest(name)
+    assert manifest is not None
+    assert [(record.name, record.version) for record in manifest.candidates] == [
+        ("noisy", 1),
+        ("clear", 2),
+        ("sampled", 3),
+    ]
+    assert manifest.data.private.rows is None
+    candidates = [fetch_candidate(services.mlflow, manifest, record) for record in manifest.candidates]
+    trajectories = [candidate.trajectory for candidate in candidates]
+    assert {trajectory.initialisation_digest for trajectory in trajectories} == {
+        manifest.initialisation_digest
+    }
+    assert {trajectory.data_digest for trajectory in trajectories} == {manifest.data.private.digest}
+    assert len({segment.id for trajectory in trajectories for segment in trajectory.segments}) == 3
+    assert [trajectory.segments[0].noise_multiplier for trajectory in trajectories] == [20, 5, 5]
+    assert [trajectory.segments[0].update_lipschitz < 2 for trajectory in trajectories] == [True, True, False]
+    assert len({candidate.model for candidate in candidates}) == 3
+    for record in manifest.candidates:
+        assert services.mlflow.get_run(record.run_id).info.status == "FINISHED"
+
+    again = train(text)
+    assert again.message == f"Portfolio {name}@2 is ready with 3 candidates."
+    newest = services.manifests.newest(name)
+    assert newest is not None
+    assert [record.version for record in newest.candidates] == [4, 5, 6]
+    assert newest.recipe_digest == manifest.recipe_digest
+    assert not {c.model_sha256 for c in newest.candidates} & {c.model_sha256 for c in manifest.candidates}
+
+    page = artifact(services, f"portfolio-{name}")
+    assert f"# Portfolio {name}@" in page
+    assert "| noisy | 5 | full batch | 20 | " in page
+    assert "| sampled | 5 | Poisson 0.5 | 5 | " in page
+    assert "private/" not in page
+    everything = prefect_knows(services, manifest.flow_run_id)
+    for value in users_data.private.features.ravel()[:40]:
+        assert str(float(value))[:8] not in everything
+
+
+def test_one_failure_leaves_no_portfolio_version(services: Services, train: Callable[[str], Any]) -> None:
+    name, text = named(
+        RECIPE.replace("clear: {noise_multiplier: 5}", "clear: {noise_multiplier: 1e30, learning_rate: 1e38}")
+    )
+    state = train(text)
+    assert state.is_failed()
+    assert state.message.startswith("Candidate clear diverged: its parameters are not finite after 5 steps;")
+    assert state.message.endswith("no portfolio version was made.")
+    assert services.manifests.newest(name) is None
+    assert not services.mlflow.search_model_versions(f"name = '{name}'")
+    experiment = services.mlflow.get_experiment_by_name(name)
+    runs = services.mlflow.search_runs([experiment.experiment_id])
+    assert {run.info.run_name: run.info.status for run in runs} == {
+        "noisy": "FINISHED",
+        "clear": "FAILED",
+        "sampled": "FINISHED",
+    }
+    mended = train(text.replace("noise_multiplier: 1e30, learning_rate: 1e38", "noise_multiplier: 5"))
+    assert mended.is_completed()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ("noise_multiplier: 20", "noise_multiplier: -20", "noise_multiplier of candidate noisy should be"),
+        ("expected_batch_size: 30", "expected_batch_size: 0", "expected_batch_size of candidate noisy (from"),
+        ("n_max: 30", "n_max: 29", "more private rows than the recipe's n_max 29 allows"),
+        ("features: 4", "features: 5", "does not take rows of shape (4,)"),
+        ("users_data:rows", "users_lost:rows", "no module named users_lost"),
+    ],
+)
+def test_a_bad_recipe_fails_with_one_sentence(
+    services: Services, train: Callable[[str], Any], old: str, new: str, sentence: str
+) -> None:
+    name, text = named(RECIPE.replace(old, new))
+    state = train(text)
+    assert state.is_failed()
+    assert sentence in state.message
+    assert "\n" not in state.message
+    assert services.manifests.newest(name) is None
+
+
+def test_a_private_record_among_the_public_ones_is_an_error(
+    services: Services, train: Callable[[str], Any], users_data: Splits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    users_data.public_train.features[3] = users_data.private.features[7]
+    name, text = named()
+    state = train(text)
+    assert state.is_failed()
+    assert "returned 1 record both as private and as public_train" in state.message
+    assert services.manifests.newest(name) is None
+
+
+def artifact(services: Services, key: str) -> str:
+    answer = httpx.get(f"{services.connections.prefect_api_url}/artifacts/{key}/latest")
+    return str(answer.raise_for_status().json()["data"])
+
+
+def prefect_knows(services: Services, flow_run_id: str | None) -> str:
+    """All that Prefect's server holds about a run: parameters, inputs, states and logs."""
+    url = services.connections.prefect_api_url
+    of_run = {"flow_runs": {"id": {"any_": [flow_run_id]}}}
+    answers = [
+        httpx.get(f"{url}/flow_runs/{flow_run_id}"),
+        httpx.post(f"{url}/task_runs/filter", json=of_run),
+        httpx.post(f"{url}/logs/filter", json={"logs": {"flow_run_id": {"any_": [flow_run_id]}}}),
+    ]
+    for answer in answers:
+        answer.raise_for_status()
+    assert len(answers[1].json()) == 3
+    return "\n".join(answer.text for answer in answers)
