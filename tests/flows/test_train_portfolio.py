@@ -169,7 +169,7 @@ def test_a_bad_recipe_fails_with_one_sentence(
 
 
 def test_a_private_record_among_the_public_ones_is_an_error(
-    services: Services, train: Callable[[str], Any], users_data: Splits, monkeypatch: pytest.MonkeyPatch
+    services: Services, train: Callable[[str], Any], users_data: Splits
 ) -> None:
     users_data.public_train.features[3] = users_data.private.features[7]
     name, text = named()
