@@ -21,7 +21,7 @@ from accounting.profile import require_simplex
 from accounting.trajectory import parse_relation
 
 SCHEMA = "remerge/certificate/1"
-PROFILE_POINTS = 20
+GAUSSIAN_BOUNDS = ("joint", "generic")  # those that may have a closed form
 MERGE_RULES = {
     Mechanism.LINEAR_COMBINATION: "The released parameters are the sum of the candidates' parameters times "
     "their weights.",
@@ -106,8 +106,12 @@ class Certificate:
             raise InvalidInput("candidates of a certificate must be exactly those with a weight.")
         require_non_negative("epsilon", self.epsilon)
         require_open_unit("delta", self.delta)
+        if self.epsilon > self.budget.epsilon or self.delta > self.budget.delta:
+            raise InvalidInput("A certificate's epsilon and delta must lie within the budget it names.")
         if self.mu is not None:
             require_non_negative("mu", self.mu)
+            if self.bound not in GAUSSIAN_BOUNDS:
+                raise InvalidInput(f"The bound {self.bound!r} is not that of a Gaussian and has no mu.")
         for epsilon, delta in self.profile:
             require_non_negative("epsilon of the profile", epsilon)
             if not 0 <= require_number("delta of the profile", delta) <= 1:

@@ -1,50 +1,42 @@
-"""Privacy loss distributions of Poisson-sampled runs: the only door to dp_accounting.
+"""Privacy loss distributions: Poisson-sampled steps, and full-batch ones among them, composed.
 
-dp_accounting discretises one step (pessimistic "connect the dots"); the steps are composed here, in one
-Fourier transform of all groups, because the library's own composition
-- drops nothing but keeps negative bins that rounding leaves, which lowers delta (its Gaussian of mu = 4,
-  composed from 100,000 parts, claims epsilon 34.93 at delta 1e-12 where the truth is 35.56), and
-- clips its window so tightly that the rounding error cannot always be seen.
-Here the window reaches to a tail of 1e-20, so that the negative bins show the error of the transform; bins
-times the largest of them is added to delta, and so is the rounding of the library's one-step deltas.
+Each step is discretised exactly and pessimistically (`sampled_gaussian`), and all steps are composed in one
+Fourier transform, whose error is measured and added to delta. dp_accounting's own composition is not used:
+it keeps the negative bins that rounding leaves, which lowers delta (its Gaussian of mu = 4, composed from
+100,000 parts, claims epsilon 34.93 at delta 1e-12 where the truth is 35.56), its one-step grid falls short
+of the true delta by up to 3e-13, and its window is clipped so that the error cannot always be seen. The tests
+compare the two.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from dp_accounting import NeighboringRelation as LibraryRelation
-from dp_accounting.pld import privacy_loss_distribution
 from numpy.typing import NDArray
 from scipy.fft import irfft, next_fast_len, rfft
-from scipy.signal import lfilter
 from scipy.special import logsumexp
 
 from accounting.budget import NeighboringRelation
 from accounting.errors import AccountingError
 from accounting.profile import DiscretisedProfile, GaussianProfile, PrivacyProfile
 from accounting.rounding import ULP, root_up, sum_up
+from accounting.sampled_gaussian import LossGrid, discretise, hockey_stick, loss_bounds
 from accounting.trajectory import Segment
 
 Array = NDArray[np.float64]
 
 _TAIL = 1e-20  # probability outside the window, at each end
-_LARGEST_BASE = 250_000  # bins of one step; the library takes about 5 microseconds a bin
-_SMALLEST_BASE = 50_000  # bins aimed at where losses are small
+_FINE_BASE = 100_000  # bins aimed at for the loss of one step
+_LARGEST_BASE = 400_000
 _LARGEST_WINDOW = 2**21  # bins of the composition: about 200 MB while it is computed
-_DEFAULT_INTERVAL = 2.0**-14  # nats, at most 1e-4; powers of two make grid points exact
-_SMALLEST_INTERVAL = 2.0**-24
-_LARGEST_INTERVAL = 2.0**-4  # coarser than this, the sampling is ignored instead (sound, see `split`)
-_STEP_ROUNDING = 4 * ULP  # absolute error of one one-step delta, measured against 50-digit arithmetic
-_LIBRARY_RELATION = {
-    NeighboringRelation.ADD_OR_REMOVE_ONE: LibraryRelation.ADD_OR_REMOVE_ONE,
-    NeighboringRelation.REPLACE_SPECIAL: LibraryRelation.REPLACE_SPECIAL,
-    NeighboringRelation.REPLACE_ONE: LibraryRelation.REPLACE_ONE,
-}
+_DEFAULT_INTERVAL = 2.0**-14  # nats, under 1e-4; powers of two make the grid points exact
+_SMALLEST_INTERVAL = 2.0**-40
+_LARGEST_LOSS = _LARGEST_BASE / 16  # nats; a wider step is accounted as if full batch, see `_split`
+_ROUGH_BASE = 16_000  # bins of one step while the window is sought
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -91,15 +83,17 @@ def profile_of(segments: Iterable[Segment], relation: NeighboringRelation) -> Pr
 
     Args:
         segments: each executed step once (see `trajectory.union_of_segments`).
-        relation: neighbouring data sets; under replace-one a full-batch step has k = 2 and a Poisson step
-            is the library's dominating pair, given the norm of one record.
+        relation: neighbouring data sets; under replace-one a full-batch step has k = 2, and a Poisson step
+            is the pair of mixtures of `sampled_gaussian`.
 
     Returns:
         `GaussianProfile` where every step is full batch or some step has no noise, else
         `DiscretisedProfile`. An upper bound in both directions.
 
-    Source: Balle and Wang 2018 (Gaussian); Doroshenko et al. 2022, algorithm 1 (discretisation); Zhu, Dong
-    and Wang 2022 (dominating pairs compose).
+    Raises:
+        AccountingError: the composition needs more grid points than may be held.
+
+    Source: Balle and Wang 2018 (Gaussian); Zhu, Dong and Wang 2022 (dominating pairs compose).
     """
     segments = tuple(segments)
     if any(segment.noise_multiplier == 0 for segment in segments):
@@ -115,29 +109,19 @@ def composed_profile(
     mu, groups = _split(mu, groups, relation)
     if not groups:
         return GaussianProfile(mu=mu)
-    interval, parts = _discretise(mu, groups, relation)
-    on_grid: list[Array] = []
-    first: list[int] = []
-    negative, infinity = [], []
-    for direction in (0, 1):
-        if direction == 1 and relation is NeighboringRelation.REPLACE_ONE:
-            on_grid.append(on_grid[0])
-            first.append(first[0])
-            break
-        composition = _compose([part[direction] for part in parts], interval)
-        negative.append(composition.rounding_error)
-        infinity.append(composition.infinity)
-        start, values = _hockey_stick(composition, interval)
-        first.append(start)
-        on_grid.append(values)
-    steps = sum(group.steps for group in groups) + 1
-    error = max(negative) + steps * _STEP_ROUNDING
+    interval, windows = _choose_grid(mu, groups, relation)
+    parts = _parts(mu, groups, relation, interval)
+    directions = (0,) if relation is NeighboringRelation.REPLACE_ONE else (0, 1)
+    compositions = [_compose([part[i] for part in parts], windows[i], interval) for i in directions]
+    values = [_on_grid(composition, interval) for composition in compositions]
+    first = [max(composition.first, 0) for composition in compositions]
+    error = max(composition.rounding_error for composition in compositions)
     return DiscretisedProfile(
         interval=interval,
-        first=(first[0], first[1]),
-        on_grid=(on_grid[0], on_grid[1]),
+        first=(first[0], first[-1]),
+        on_grid=(values[0], values[-1]),
         error=error,
-        resolution_error=error + max(infinity),
+        resolution_error=error + max(composition.infinity for composition in compositions),
     )
 
 
@@ -150,133 +134,104 @@ def _split(
     output by fresh noise; that is post-processing, at every epsilon.
     """
     kept, squares = [], [mu * mu * (1 + 4 * ULP)]
+    everything = mu * (mu + 22) > _LARGEST_LOSS
     for group in groups:
-        if _loss_range(group, relation) > _LARGEST_INTERVAL * _LARGEST_BASE:
-            ratio = relation.full_batch_factor / group.noise_multiplier
+        ratio = relation.full_batch_factor / group.noise_multiplier
+        if everything or ratio * (ratio + 22) > _LARGEST_LOSS:
             squares.append(group.steps * ratio * ratio * (1 + 4 * ULP))
         else:
             kept.append(group)
     if len(kept) == len(groups):
         return mu, groups
-    return root_up(sum_up(squares)), tuple(kept)
-
-
-def _loss_range(group: PoissonGroup, relation: NeighboringRelation) -> float:
-    """About the width of one step's privacy loss, in nats, out to ten standard deviations."""
-    shift = relation.full_batch_factor / group.noise_multiplier
-    return shift * (20 + shift)
+    return _split(root_up(sum_up(squares)), tuple(kept), relation)
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One direction of a discretised step, repeated: losses (lower + j) * interval with probabilities."""
+    """One direction of a discretised step, and how often it is repeated."""
 
-    lower: int
-    probabilities: Array
-    infinity: float
+    grid: LossGrid
     count: int
 
 
-def _discretise(
-    mu: float, groups: tuple[PoissonGroup, ...], relation: NeighboringRelation
-) -> tuple[float, list[tuple[_Part, _Part]]]:
-    """Choose the grid and discretise every part on it.
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """Where nearly all of the composed loss lies, and the Chernoff exponents that show it."""
 
-    The grid is as fine as the number of bins allows, so that a step's loss spans many bins (a loss smaller
-    than a bin is rounded up to one, which is sound and wasteful), and coarser where long runs need it.
-    """
-    coarse = max(_loss_range(group, relation) for group in groups) / 1000
-    if mu:
-        coarse = max(coarse, mu * (20 + mu) / 1000)
-    for _ in range(2):  # the second pass on a grid that fits: sampling may shrink the losses by much
-        rough = _parts(mu, groups, relation, coarse)
-        base = max(len(part.probabilities) for pair in rough for part in pair) * coarse
-        if base > 500 * coarse:
-            break
-        coarse = max(base / 1000, _SMALLEST_INTERVAL)
-    window = max(_window([pair[i] for pair in rough], coarse)[1] for i in (0, 1)) * coarse
-    interval = min(_DEFAULT_INTERVAL, base / _SMALLEST_BASE)
-    interval = max(interval, base / _LARGEST_BASE, window / _LARGEST_WINDOW, _SMALLEST_INTERVAL)
-    interval = 2.0 ** math.ceil(math.log2(interval))
-    steps = sum(group.steps for group in groups)
-    while True:
-        parts = _parts(mu, groups, relation, interval)
-        # Rounding that the library clips at zero adds probability; a coarser grid has less of it.
-        surplus = max(float(part.probabilities.sum()) - 1 for pair in parts for part in pair)
-        if surplus * steps < 0.01 or interval >= _LARGEST_INTERVAL:
-            return interval, parts
-        interval *= 4
+    low: float  # nats
+    high: float
+    exponents: tuple[float, float]  # below, above; > 0, per nat
 
 
 def _parts(
-    mu: float, groups: tuple[PoissonGroup, ...], relation: NeighboringRelation, interval: float
+    mu: float, groups: tuple[PoissonGroup, ...], relation: NeighboringRelation, interval: float | None
 ) -> list[tuple[_Part, _Part]]:
+    """Every part in both directions, on the given grid or, where it is None, each on a rough one of its own."""
+    steps = [(group.noise_multiplier, group.sampling_probability, relation, group.steps) for group in groups]
+    if mu > 0:  # the factor k is already in mu, so this is one plain Gaussian of sensitivity 1
+        steps.append(((1 - 4 * ULP) / mu, 1.0, NeighboringRelation.ADD_OR_REMOVE_ONE, 1))
     parts = []
-    if mu > 0:
-        # The factor k is already in mu, so this is one plain Gaussian of sensitivity 1.
-        gaussian = privacy_loss_distribution.from_gaussian_mechanism(
-            standard_deviation=1 / (mu * (1 + 2 * ULP)), value_discretization_interval=interval
-        )
-        parts.append(_both_directions(gaussian, 1))
-    for group in groups:
-        # REPLACE_ONE takes the norm of one record and doubles by itself; halving the noise is unsound.
-        step = privacy_loss_distribution.from_gaussian_mechanism(
-            standard_deviation=group.noise_multiplier,
-            sensitivity=1,
-            sampling_prob=group.sampling_probability,
-            value_discretization_interval=interval,
-            neighboring_relation=_LIBRARY_RELATION[relation],
-        )
-        parts.append(_both_directions(step, group.steps))
+    for noise_multiplier, q, kind, count in steps:
+        remove, add = discretise(noise_multiplier, q, kind, interval or _rough(noise_multiplier, q, kind))
+        parts.append((_Part(remove, count), _Part(add, count)))
     return parts
 
 
-def _both_directions(
-    step: privacy_loss_distribution.PrivacyLossDistribution, count: int
-) -> tuple[_Part, _Part]:
-    remove, add = (
-        _Part(
-            lower=int(dense._lower_loss),
-            probabilities=np.asarray(dense._probs, dtype=float),
-            infinity=float(dense._infinity_mass),
-            count=count,
-        )
-        for dense in (step._pmf_remove.to_dense_pmf(), step._pmf_add.to_dense_pmf())
-    )
-    return remove, add
+def _rough(noise_multiplier: float, q: float, relation: NeighboringRelation) -> float:
+    low, high = loss_bounds(noise_multiplier, q, relation)
+    return (high - low) / _ROUGH_BASE
 
 
-def _window(parts: list[_Part], interval: float) -> tuple[int, int]:
-    """The first bin and the number of bins that hold all but `_TAIL` of the composition at each end.
+def _choose_grid(
+    mu: float, groups: tuple[PoissonGroup, ...], relation: NeighboringRelation
+) -> tuple[float, tuple[_Window, _Window]]:
+    """A grid so fine that every step's loss spans many bins, as far as the number of bins allows it.
 
-    Chernoff's bound at many exponents, of either sign.
+    A loss smaller than a bin is rounded up to one, which is sound and wasteful.
     """
-    lowest = sum(part.count * part.lower for part in parts)
-    highest = sum(part.count * (part.lower + len(part.probabilities) - 1) for part in parts)
+    kinds = [(group.noise_multiplier, group.sampling_probability, relation) for group in groups]
+    if mu > 0:
+        kinds.append((1 / mu, 1.0, NeighboringRelation.ADD_OR_REMOVE_ONE))
+    roughs = [_rough(*kind) for kind in kinds]
+    parts = _parts(mu, groups, relation, None)
+    remove, add = (_window([pair[i] for pair in parts], roughs) for i in (0, 1))
+    window = max(remove.high - remove.low, add.high - add.low)
+    interval = min(_DEFAULT_INTERVAL, min(roughs) * _ROUGH_BASE / _FINE_BASE)
+    interval = max(interval, max(roughs) * _ROUGH_BASE / _LARGEST_BASE, 1.1 * window / _LARGEST_WINDOW)
+    return 2.0 ** math.ceil(math.log2(max(interval, _SMALLEST_INTERVAL))), (remove, add)
+
+
+def _window(parts: Sequence[_Part], intervals: Sequence[float]) -> _Window:
+    """Bound the composed loss by Chernoff's inequality, at the best of many exponents of either sign."""
     variance = 0.0
-    logs = []
-    for part in parts:
-        bins = part.lower + np.arange(len(part.probabilities), dtype=float)
-        mean = float(bins @ part.probabilities)
-        variance += part.count * float((bins - mean) ** 2 @ part.probabilities)
-        with np.errstate(divide="ignore"):
-            logs.append((bins, np.log(part.probabilities)))
+    for part, interval in zip(parts, intervals, strict=True):
+        losses = _losses(part.grid, interval)
+        mean = float(losses @ part.grid.probabilities)
+        variance += part.count * float((losses - mean) ** 2 @ part.grid.probabilities)
     scale = math.sqrt(-2 * math.log(_TAIL) / variance)
-    low, high = lowest, highest
-    for exponent in scale * 2.0 ** np.arange(-8, 4.5, 0.5):
-        for sign in (1, -1):
-            cumulant = sum(
-                part.count * float(logsumexp(sign * exponent * bins + log_probabilities))
-                for part, (bins, log_probabilities) in zip(parts, logs, strict=True)
-            )
-            reach = (cumulant - math.log(_TAIL)) / exponent
-            if not math.isfinite(reach):
-                continue
-            if sign == 1:
-                high = min(high, math.ceil(reach) + 1)
-            else:
-                low = max(low, math.floor(-reach) - 1)
-    return low, high - low + 1
+    ends = []
+    for sign in (-1, 1):
+        reaches = {
+            exponent: _reach(parts, intervals, sign * exponent)
+            for exponent in (scale * 2.0 ** np.arange(-8, 4.5, 0.5)).tolist()
+        }
+        best = min(reaches, key=lambda exponent, sign=sign: sign * reaches[exponent])  # type: ignore[misc]
+        ends.append((reaches[best], best))
+    return _Window(low=ends[0][0], high=ends[1][0], exponents=(ends[0][1], ends[1][1]))
+
+
+def _reach(parts: Sequence[_Part], intervals: Sequence[float], exponent: float) -> float:
+    """Beyond this loss (below it, for a negative exponent) lies at most `_TAIL`. nats."""
+    cumulant = 0.0
+    for part, interval in zip(parts, intervals, strict=True):
+        with np.errstate(divide="ignore"):
+            logs = exponent * _losses(part.grid, interval) + np.log(part.grid.probabilities)
+        cumulant += part.count * float(logsumexp(logs))
+    return (cumulant - math.log(_TAIL)) / exponent
+
+
+def _losses(grid: LossGrid, interval: float) -> Array:
+    return (grid.first + np.arange(len(grid.probabilities), dtype=np.float64)) * np.float64(interval)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,16 +242,21 @@ class _Composition:
     rounding_error: float  # bins times the largest error of one
 
 
-def _compose(parts: list[_Part], interval: float) -> _Composition:
+def _compose(parts: Sequence[_Part], window: _Window, interval: float) -> _Composition:
     """Convolve all parts, each to its power, in one Fourier transform.
 
     What lies outside the window wraps round to its other end: mass from below ends up at larger losses,
     which is pessimistic; mass from above, at most `_TAIL`, is added to the infinite loss instead.
     """
-    first, size = _window(parts, interval)
-    if size > 4 * _LARGEST_WINDOW:
+    intervals = [interval] * len(parts)
+    lowest = sum(part.count * part.grid.first for part in parts)
+    highest = sum(part.count * (part.grid.first + len(part.grid.probabilities) - 1) for part in parts)
+    first = max(lowest, math.floor(_reach(parts, intervals, -window.exponents[0]) / interval) - 1)
+    last = min(highest, math.ceil(_reach(parts, intervals, window.exponents[1]) / interval) + 1)
+    size = last - first + 1
+    if size > 2 * _LARGEST_WINDOW:
         raise AccountingError(
-            f"Composing these runs needs {size:,} grid points, which is more than this machine should hold; "
+            f"Composing these runs needs {size:,} grid points, which is more than may be held; "
             "account fewer Poisson-sampled runs together, or use a larger noise multiplier."
         )
     length = next_fast_len(size, real=True)
@@ -304,39 +264,33 @@ def _compose(parts: list[_Part], interval: float) -> _Composition:
     offset = 0
     log_finite = 0.0
     for part in parts:
-        folds = -(-len(part.probabilities) // length)
-        folded = np.zeros(folds * length)
-        folded[: len(part.probabilities)] = part.probabilities
-        spectrum *= rfft(folded.reshape(folds, length).sum(axis=0)) ** part.count
-        offset += part.count * part.lower
-        log_finite += part.count * math.log1p(-part.infinity)
-    probabilities = np.roll(irfft(spectrum, length), -((first - offset) % length))
+        probabilities = part.grid.probabilities
+        folded = np.zeros(-(-len(probabilities) // length) * length)
+        folded[: len(probabilities)] = probabilities
+        spectrum *= rfft(folded.reshape(-1, length).sum(axis=0)) ** part.count
+        offset += part.count * part.grid.first
+        log_finite += part.count * math.log1p(-part.grid.infinity)
+    composed = np.roll(irfft(spectrum, length), -((first - offset) % length))
     # The error of the transform as seen in its negative bins, and no less than is to be expected of it:
     # powers multiply the rounding of the spectrum, and its root mean square spreads over all bins.
     steps = sum(part.count for part in parts)
     expected = 4 * (steps + 1) * ULP * float(np.linalg.norm(spectrum)) * math.sqrt(2) / length
-    bin_error = max(-float(probabilities.min()), expected)
     return _Composition(
         first=first,
-        probabilities=np.maximum(probabilities, 0.0),
+        probabilities=np.maximum(composed, 0.0),
         infinity=(-math.expm1(log_finite) + _TAIL) * (1 + 8 * ULP),
-        rounding_error=length * bin_error,
+        rounding_error=length * max(-float(composed.min()), expected),
     )
 
 
-def _hockey_stick(composition: _Composition, interval: float) -> tuple[int, Array]:
-    """delta at every grid point from epsilon 0 on: (index of the first point, values with infinity mass).
-
-    `delta(x_i) = exp(-h) * delta(x_{i+1}) + (1 - exp(-h)) * P(loss > x_i)`: only positive terms.
-    """
-    backwards = composition.probabilities[::-1]
-    beyond = np.concatenate(([0.0], np.cumsum(backwards)[:-1]))
-    decay = math.exp(-interval)
-    values = lfilter([-math.expm1(-interval)], [1.0, -decay], beyond)[::-1] + composition.infinity
-    if composition.first < 0:
-        values = values[-composition.first :]
+def _on_grid(composition: _Composition, interval: float) -> Array:
+    """delta from epsilon 0 (or the first bin, where that lies higher) on, infinite loss included."""
+    values = hockey_stick(composition.probabilities, composition.infinity, interval)
+    values = values[max(-composition.first, 0) :]
+    if not len(values):  # every loss is negative
+        values = np.array([composition.infinity, composition.infinity])
     # Far out, delta consists of the error alone; one point more stands for all the rest.
-    useful = int(np.searchsorted(-values, -max(composition.rounding_error, 1e-30) / 1000)) + 1
-    kept = np.minimum(values[: max(useful, 2)], 1.0).copy()
+    useful = int(np.searchsorted(-values, -composition.rounding_error / 1000)) + 1
+    kept: Array = np.minimum(values[: max(useful, 2)], 1.0).copy()
     kept.flags.writeable = False
-    return max(composition.first, 0), kept
+    return kept

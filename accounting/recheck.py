@@ -14,7 +14,7 @@ from accounting.plan import Mechanism
 from accounting.random_selection import random_selection_bound, random_selection_rdp_bound
 from accounting.trajectory import Trajectory
 
-_AGREEMENT = 1e-9  # relative; another machine may round differently, never by more
+_AGREEMENT = 1e-9  # relative; another machine may round a little differently
 
 
 def recheck(certificate: Certificate, trajectories: Mapping[str, Trajectory]) -> None:
@@ -41,19 +41,19 @@ def recheck(certificate: Certificate, trajectories: Mapping[str, Trajectory]) ->
             if getattr(trajectory, label) != getattr(certificate, label):
                 raise AccountingError(f"The certificate's {label} is not that of candidate {name!r}.")
     bound = recompute(certificate, trajectories)
-    _require_covers("epsilon", certificate.epsilon, bound.epsilon(certificate.delta))
-    if certificate.epsilon > certificate.budget.epsilon or certificate.delta > certificate.budget.delta:
-        raise AccountingError("The certificate's own epsilon or delta exceeds the budget it names.")
-    if certificate.mu is not None:
-        if bound.mu is None:
-            raise AccountingError("The certificate states a mu, but its bound is not that of a Gaussian.")
-        _require_covers("mu", certificate.mu, bound.mu)
+    _require_holds(bound, certificate.epsilon, certificate.delta)
+    if certificate.mu is not None and not certificate.mu >= (bound.mu or 0.0) * (1 - _AGREEMENT):
+        raise AccountingError(
+            f"The certificate states mu {certificate.mu:.9g}, but its runs and weights give {bound.mu:.9g}."
+        )
+    if certificate.mu is not None and bound.mu is None:
+        raise AccountingError("The certificate states a mu, but its bound is not that of a Gaussian.")
     for epsilon, delta in certificate.profile:
-        _require_covers(f"delta at epsilon {epsilon:.6g}", delta, bound.delta(epsilon))
+        _require_holds(bound, epsilon, delta)
     if certificate.realised is not None:
         realised = certificate.realised
         own = single_run(trajectories[realised.candidate], certificate.neighboring_relation)
-        _require_covers("realised epsilon", realised.epsilon, own.epsilon(realised.delta))
+        _require_holds(own, realised.epsilon, realised.delta)
 
 
 def recompute(certificate: Certificate, trajectories: Mapping[str, Trajectory]) -> Bound:
@@ -82,8 +82,15 @@ def recompute(certificate: Certificate, trajectories: Mapping[str, Trajectory]) 
     )
 
 
-def _require_covers(what: str, stated: float, recomputed: float) -> None:
-    if not stated >= recomputed * (1 - _AGREEMENT):
+def _require_holds(bound: Bound, epsilon: float, delta: float) -> None:
+    """Refuse a pair that the bound does not give.
+
+    A PLD's error is measured anew on each machine, so a stated delta may fall short of the recomputed one
+    by the recomputed error, and any by one part in 10^9.
+    """
+    recomputed = bound.delta(epsilon)
+    if delta < recomputed * (1 - _AGREEMENT) - bound.profile.smallest_delta / 100:
         raise AccountingError(
-            f"The certificate states {what} {stated:.9g}, but its runs and weights give {recomputed:.9g}."
+            f"The certificate states delta {delta:.9g} at epsilon {epsilon:.9g}, but its runs and weights give "
+            f"{recomputed:.9g}."
         )

@@ -123,12 +123,9 @@ class _Simplex:
             floats = np.array([_to_float(price) for price in prices])
             costs = np.zeros(self.count) if feasibility else self.utilities
             reduced = costs - floats[:-1] @ self.float_rows - floats[-1]
-        candidates: Sequence[int] | NDArray[np.intp]
-        if np.all(np.isfinite(reduced)) and not first:
-            candidates = np.argsort(-reduced)[:4]
-        else:
-            candidates = range(self.count)
-        for j in map(int, candidates):
+        every = first or not np.all(np.isfinite(reduced))
+        candidates = range(self.count) if every else np.argsort(-reduced)[:4].tolist()
+        for j in candidates:
             if j not in self.basis:
                 column = self._column(j)
                 gains[j] = self._cost(j, feasibility) - sum(
