@@ -120,8 +120,9 @@ def load_splits(
     projected = {name: project(rows, feature_radius) for name, rows in checked.items()}
     return replace(
         splits,
-        private=projected.pop("private", None),
-        **projected,
+        private=projected.get("private"),
+        public_train=projected["public_train"],
+        public_gate=projected["public_gate"],
         enforced=Enforced(
             feature_radius=feature_radius, n_max=n_max, neighboring_relation=str(neighboring_relation)
         ),
@@ -231,11 +232,13 @@ def _checked(rows: Rows, name: str, classes: int, where: str) -> Rows:
         raise InvalidInput(f"{where} must return {name} as tasks.data.Rows.")
     features = np.ascontiguousarray(rows.features, dtype=np.float32) + np.float32(0)  # no negative zeros
     labels = np.asarray(rows.labels)
-    if features.ndim < 2 or labels.ndim != 1 or len(features) != len(labels):
+    if features.ndim < 2 or labels.ndim != 1:
         raise InvalidInput(
-            f"{where} returned {name} with features of shape {features.shape} and labels of shape "
-            f"{labels.shape}; they must be (rows, ...) and (rows,)."
+            f"{where} returned {name} with features of {features.ndim} dimensions and labels of {labels.ndim}; "
+            "their shapes must be (rows, ...) and (rows,)."
         )
+    if len(features) != len(labels):  # without the numbers: how many private rows there are may be private
+        raise InvalidInput(f"{where} returned {name} with another number of features than of labels.")
     if len(labels) == 0:
         raise InvalidInput(f"{where} returned no {name} rows.")
     if not np.isfinite(features).all():

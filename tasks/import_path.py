@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 from collections.abc import Callable
 from typing import Any
 
-from accounting.errors import InvalidInput
+from accounting.errors import InvalidInput, RemergeError
 
 _PATH = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
 
@@ -34,20 +35,36 @@ def resolve(path: str, what: str) -> Callable[..., Any]:
             f"The {what} {path} cannot be imported (no module named {error.name}); install the package that "
             "holds it on this machine, or correct the path."
         ) from None
-    found = getattr(module, name, None)
+    except Exception as error:
+        raise InvalidInput(f"The {what} {path} cannot be imported: {_first_line(error)}") from error
+    found: Any = getattr(module, name, None)
     if not callable(found):
         raise InvalidInput(f"The {what} {path} does not exist: module {module_name} has no function {name}.")
-    return found
+    function: Callable[..., Any] = found
+    return function
 
 
 def call(path: str, what: str, **arguments: Any) -> Any:
     """Call the function that `path` names.
 
     Raises:
-        InvalidInput: it does not exist or does not take these arguments.
+        InvalidInput: it does not exist, does not take these arguments, or fails.
     """
     function = resolve(path, what)
     try:
-        return function(**arguments)
+        inspect.signature(function).bind(**arguments)
     except TypeError as error:
-        raise InvalidInput(f"The {what} {path} does not accept its arguments: {error}.") from error
+        raise InvalidInput(f"The {what} {path} does not accept its arguments: {error}.") from None
+    except ValueError:
+        pass  # some built-in functions do not say what they take
+    try:
+        return function(**arguments)
+    except RemergeError:
+        raise
+    except Exception as error:
+        raise InvalidInput(f"The {what} {path} failed with {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}".rstrip(".: ") + "."

@@ -97,7 +97,15 @@ def train_candidate(
         loss = torch.nn.functional.cross_entropy(network(features), labels)
         loss.backward()
         optimizer.step()
-        metrics.append(_step_metrics(float(loss.detach()), recorder, module, splits.public_train))
+        metrics.append(
+            _step_metrics(
+                float(loss.detach()),
+                recorder,
+                module,
+                splits.public_train,
+                full_batch=candidate.is_full_batch,
+            )
+        )
         if candidate.is_full_batch and len(recorder.gradient_norms) != len(private):
             raise TrainingFailed(f"Candidate {candidate.name}: a full-batch step did not see every row.")
         on_step(len(metrics))
@@ -143,7 +151,7 @@ def _make_private(
     *,
     noise_generator: torch.Generator,
     sampling_generator: torch.Generator,
-) -> tuple[Any, Any, DataLoader]:
+) -> tuple[Any, Any, DataLoader[Any]]:
     """Opacus's own modules, with its two guesses from the private data replaced by the recipe's literals.
 
     `make_private` takes the sampling probability to be 1 / len(loader), which is 1/3 for q = 0.3, and the
@@ -155,7 +163,7 @@ def _make_private(
     from torch.utils.data import DataLoader
 
     rows = _RowsOnDemand(private)
-    loader: DataLoader
+    loader: DataLoader[Any]
     if candidate.is_full_batch:
         loader = DataLoader(rows, batch_size=len(rows), collate_fn=_as_is, generator=sampling_generator)
     else:
@@ -213,13 +221,12 @@ def _as_is(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _step_metrics(
-    loss: float, recorder: StepRecorder, module: nn.Module, public_train: Rows
+    loss: float, recorder: StepRecorder, module: nn.Module, public_train: Rows, *, full_batch: bool
 ) -> dict[str, float]:
     norms = recorder.gradient_norms
-    metrics = {
-        f"{PRIVATE}batch_size": float(len(norms)),
-        "public_train_accuracy": accuracy(module, public_train),
-    }
+    metrics = {"public_train_accuracy": accuracy(module, public_train)}
+    if not full_batch:  # of a full batch it would be the number of private rows
+        metrics[f"{PRIVATE}batch_size"] = float(len(norms))
     if len(norms):  # an empty Poisson batch has no loss and no gradients, but its noise was added
         metrics[f"{PRIVATE}loss"] = loss
         metrics[f"{PRIVATE}gradient_norm_mean"] = float(norms.mean())

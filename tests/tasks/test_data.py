@@ -134,7 +134,11 @@ GOOD = Splits(
         ),
         (replace(GOOD, private=rows([[1, 2]], [2])), "private labels outside 0 to 1"),
         (replace(GOOD, private=rows([[1, 2]], [-1])), "private labels outside 0 to 1"),
-        (replace(GOOD, private=rows([[1, 2]], [0, 1])), "features of shape (1, 2) and labels of shape (2,)"),
+        (replace(GOOD, private=rows([[1, 2]], [0, 1])), "another number of features than of labels"),
+        (
+            replace(GOOD, private=Rows(features=np.ones(2), labels=np.zeros(2, int))),
+            "must be (rows, ...) and",
+        ),
         (replace(GOOD, private=rows([[1, 2, 3]])), "rows of different shapes"),
         (replace(GOOD, private=Rows(features=np.zeros((0, 2)), labels=np.zeros(0, int))), "no private rows"),
         (replace(GOOD, private=None), "returned no private rows although they were asked for"),
@@ -175,6 +179,17 @@ def test_n_max_holds_for_both_neighbours(users_loader: Callable[[Callable[..., A
 def test_a_loader_that_is_not_there(source: DataRecipe, sentence: str) -> None:
     with pytest.raises(InvalidInput, match=sentence):
         load_splits(source, **LIMITS)
+
+
+def test_a_loader_that_fails_is_quoted(users_loader: Callable[[Callable[..., Any]], None]) -> None:
+    def loader(*, with_private: bool) -> Splits:
+        raise FileNotFoundError("no such file: rows.csv")
+
+    users_loader(loader)
+    with pytest.raises(
+        InvalidInput, match=r"users_own:rows failed with FileNotFoundError: no such file: rows\.csv"
+    ):
+        load_splits(OWN, **LIMITS)
 
 
 def test_the_gate_rows_are_those_of_the_manifest() -> None:

@@ -42,6 +42,21 @@ def test_the_demo_epsilons_hold() -> None:
         assert delta(epsilon * 0.999, mu) > 1e-5, f"{name} has noise to spare"
 
 
+def test_the_demo_poisson_epsilon_holds() -> None:
+    """By dp-accounting itself, which doubles the sensitivity for replace-one on its own."""
+    from dp_accounting import NeighboringRelation
+    from dp_accounting.pld import privacy_loss_distribution
+
+    candidate = load_recipe(DIGITS).candidate("poisson-4")
+    step = privacy_loss_distribution.from_gaussian_mechanism(
+        standard_deviation=candidate.noise_multiplier,
+        sensitivity=1,
+        sampling_prob=candidate.sampling_probability,
+        neighboring_relation=NeighboringRelation.REPLACE_ONE,
+    )
+    assert 3.9 < step.self_compose(candidate.steps).get_epsilon_for_delta(1e-5) < 4
+
+
 def test_the_digest_covers_what_is_meant_and_not_how_it_is_written() -> None:
     recipe = load_recipe(DIGITS)
     assert parse_recipe(TEXT + "\n# a comment\n", "x").sha256() == recipe.sha256()
