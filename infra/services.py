@@ -124,6 +124,7 @@ def _s3(home: Path, ports: Mapping[str, int], secrets: Mapping[str, str]) -> Lau
         "-admin.ui=false",
         "-webdav=false",
         "-master.telemetry=false",
+        "-master.volumeSizeLimitMB=128",  # each bucket needs a volume, and so many must fit the free disk
         "-s3.autoCreateBucket=false",
         "-s3.allowDeleteBucketNotEmpty=false",
         "-s3.port.iceberg=0",

@@ -1,0 +1,103 @@
+"""Documents: strict, canonical, and published as JSON Schemas."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from accounting.errors import InvalidInput
+from infra.canonical import canonical_json
+from infra.documents import DOCUMENTS, Document, Policy, schema_path, schema_text
+
+GOOD: dict[str, Any] = {
+    "region": "eu",
+    "serial": 1,
+    "epsilon": 2,
+    "delta": 1e-5,
+    "portfolio": "digits@1",
+    "effective_at": "2026-01-01T00:00:00Z",
+    "author": "test",
+}
+ABSENT = object()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[
+            ("epsilon", bad)
+            for bad in (ABSENT, 0, -1, -0.0, math.nan, math.inf, -math.inf, "2", True, None, [2])
+        ],
+        *[("delta", bad) for bad in (ABSENT, 0, -1e-5, math.nan, math.inf, 1, 1.5, "1e-5", False, None)],
+        *[
+            ("region", bad)
+            for bad in (ABSENT, "", "EU", "e u", "eu/de", "../eu", "-eu", "eu\n", "é", 7, "e" * 64)
+        ],
+        *[
+            ("portfolio", bad)
+            for bad in (ABSENT, "digits", "digits@", "digits@0", "digits@-1", "digits@01", "a/b@1")
+        ],
+        *[("serial", bad) for bad in (0, -1, 1.5, "1", True)],
+        *[("mechanisms", bad) for bad in ([], ["best"], ["random_selection"] * 2, "random_selection")],
+        *[("min_accuracy", bad) for bad in (-0.1, 1.1, math.nan, "0.5")],
+        *[("realised_epsilon_cap", bad) for bad in (0, -1, math.inf)],
+        *[("grace_seconds", bad) for bad in (-1, math.inf)],
+        *[("effective_at", bad) for bad in ("yesterday", "2026-01-01T00:00:00", None)],
+        ("neighboring_relation", "replace"),
+        ("unit", "user"),
+        ("merge", "average"),
+        ("selection", "accuracy"),
+        ("scope", "lifetime"),
+        ("approval", "two"),
+        ("author", ""),
+        ("schema", "remerge/policy/2"),
+        ("epsilom", 2),
+    ],
+)
+def test_a_bad_policy_is_refused_by_field(field: str, value: object) -> None:
+    fields = {**GOOD, field: value}
+    if value is ABSENT:
+        del fields[field]
+    with pytest.raises(InvalidInput) as caught:
+        Policy.from_fields(fields, "policy")
+    assert caught.value.message.startswith(f"policy: {field}")
+    assert "\n" not in caught.value.message
+
+
+def test_a_good_policy_reads_back_to_the_same_bytes() -> None:
+    policy = Policy.from_fields(GOOD, "policy")
+    again = Policy.from_content(policy.content(), "policy")
+    assert again == policy
+    assert again.sha256() == policy.sha256()
+    assert policy.cap == 8
+
+
+def test_terms_leave_out_who_and_when() -> None:
+    policy = Policy.from_fields(GOOD, "policy")
+    later = Policy.from_fields(
+        {**GOOD, "serial": 9, "author": "another", "effective_at": "2027-01-01T00:00:00+02:00"}, "policy"
+    )
+    assert later.terms() == policy.terms()
+    for change in ({"epsilon": 2.5}, {"delta": 1e-6}, {"portfolio": "digits@2"}, {"min_accuracy": 0.5}):
+        assert Policy.from_fields({**GOOD, **change}, "policy").terms() != policy.terms()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", b"null", b'{"region": "eu"}'])
+def test_what_is_no_document_is_refused(content: bytes) -> None:
+    with pytest.raises(InvalidInput, match="the stored policy"):
+        Policy.from_content(content, "the stored policy")
+
+
+@pytest.mark.parametrize("kind", DOCUMENTS, ids=lambda kind: kind.__name__)
+def test_the_published_schema_is_this_version(kind: type[Document]) -> None:
+    assert schema_path(kind).read_text() == schema_text(kind), "run `make schemas`"
+    assert json.loads(schema_text(kind))["additionalProperties"] is False
+
+
+def test_canonical_json_has_one_form() -> None:
+    assert canonical_json({"b": 0.1, "a": "é"}) == '{"a":"é","b":0.1}'.encode()
+    with pytest.raises(ValueError, match="JSON compliant"):
+        canonical_json({"a": math.nan})
