@@ -28,7 +28,7 @@ class DataRecipe(Document):
 
 
 class CandidateRecipe(Document):
-    """One DP-SGD run. Theory's names: noise_multiplier x max_grad_norm is the noise added to the sum."""
+    """One DP-SGD run: the noise on each step's sum has standard deviation noise_multiplier x max_grad_norm."""
 
     name: Name
     steps: Annotated[int, Field(ge=1, le=MAX_STEPS)]

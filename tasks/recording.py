@@ -129,7 +129,10 @@ def update_lipschitz(
     clipping never acts: a row's gradient is (p - y) x, of norm at most sqrt(2) R.
 
     Returns:
-        An upper bound and the reason with its checks; infinity where a condition does not hold.
+        An upper bound, rounded up, and the reason with its checks; infinity where a condition does not hold.
+
+    Source: Boehning 1992 (softmax's Hessian has norm at most 1/2 for a row of norm 1); Hardt, Recht and Singer
+    2016, lemma 3.7 (a gradient step on a smooth convex loss), with weight decay added.
     """
     radius = enforced.feature_radius
     conditions = (
