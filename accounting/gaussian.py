@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import erfcx, log_ndtr, ndtr
 
-from accounting.budget import require_non_negative, require_number, require_open_unit, require_positive
+from accounting.budget import require_non_negative, require_number, require_open_unit
 from accounting.errors import InvalidInput
 from accounting.rounding import ULP
 
@@ -263,17 +263,3 @@ def _mills_derivative(t: Number) -> Any:
     for k in range(10, 0, -1):  # from the smallest term
         series = 1 - (2 * k + 1) * square * series
     return np.where(t < _SERIES_BELOW, square * series, near)
-
-
-def noise_multiplier_for(mu: float, steps: int, factor: int) -> float:
-    """The noise multiplier at which `steps` full-batch steps are mu-GDP: `factor * sqrt(steps) / mu`.
-
-    Args:
-        mu: > 0.
-        steps: number of steps.
-        factor: k, see `NeighboringRelation.full_batch_factor`.
-
-    Returns:
-        Rounded up.
-    """
-    return math.nextafter(factor * math.sqrt(steps) / require_positive("mu", mu) * (1 + 4 * ULP), math.inf)

@@ -274,7 +274,7 @@ def _compose(parts: Sequence[_Part], window: _Window, interval: float) -> _Compo
     # The error of the transform as seen in its negative bins, and no less than is to be expected of it:
     # powers multiply the rounding of the spectrum, and its root mean square spreads over all bins.
     steps = sum(part.count for part in parts)
-    expected = 4 * (steps + 1) * ULP * float(np.linalg.norm(spectrum)) * math.sqrt(2) / length
+    expected = 2 * (steps + 1) * ULP * float(np.linalg.norm(spectrum)) * math.sqrt(2) / length
     return _Composition(
         first=first,
         probabilities=np.maximum(composed, 0.0),
