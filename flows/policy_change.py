@@ -147,11 +147,12 @@ def register(
     files: dict[str, bytes],
 ) -> int:
     """Make the merged model a version of `<portfolio>-<region>` in MLflow."""
-    from tasks.merged_models import register_merge, registered_name
+    from tasks.merged_models import register_merge
 
     return register_merge(
         services.mlflow,
-        name=registered_name(manifest.name, policy.region),
+        portfolio=manifest.name,
+        region=policy.region,
         release_id=certificate.release_id,
         files=files,
         parameters={
@@ -164,7 +165,7 @@ def register(
             **{f"weight_{name}": weight for name, weight in certificate.weights.items()},
         },
         metrics={"epsilon": certificate.epsilon, "gate_accuracy": verdict.accuracy},
-        tags={"remerge.region": policy.region, "remerge.policy_serial": str(policy.serial)},
+        tags={"remerge.policy_serial": str(policy.serial)},
     )
 
 

@@ -103,8 +103,8 @@ def prepare(services: Services, recipe: Recipe) -> Workshop:
     import torch
 
     from tasks.data import data_record, load_splits
+    from tasks.mlflow_server import require_up
     from tasks.models import initial_state
-    from tasks.registry import require_up
 
     require_up(services.mlflow)
     torch.set_num_threads(1)  # the candidates run side by side; more threads would only wait for each other

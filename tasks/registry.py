@@ -9,12 +9,9 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import httpx
 
 from accounting.errors import InvalidInput, RemergeError
 from accounting.trajectory import Trajectory
@@ -22,6 +19,7 @@ from infra.canonical import canonical_json, sha256_hex
 from infra.documents import CandidateRecord, NetworkRecord, PortfolioManifest
 from infra.settings import StackDown
 from tasks.candidates import LoadedCandidate
+from tasks.mlflow_server import NotThere, answers, ensure_registered_model, experiment, require_up
 from tasks.recipes import CandidateRecipe, Recipe
 
 if TYPE_CHECKING:
@@ -45,24 +43,6 @@ class CandidateCorrupted(RemergeError):
     """A candidate's file is not the one that was trained: its digest differs from the manifest's."""
 
 
-class RegistryRefused(RemergeError):
-    """MLflow answered, but not with a success; its own words are quoted."""
-
-
-def require_up(client: MlflowClient) -> None:
-    """Fail at once when MLflow is not there: its own client would try again for minutes.
-
-    Raises:
-        StackDown: with what to do.
-    """
-    try:
-        answer = httpx.get(f"{client.tracking_uri.rstrip('/')}/health", timeout=5)
-    except httpx.HTTPError:
-        answer = None
-    if answer is None or answer.status_code != 200:
-        raise StackDown(f"MLflow does not answer at {client.tracking_uri}: run `remerge up`, then try again.")
-
-
 def start_run(
     client: MlflowClient, recipe: Recipe, candidate: CandidateRecipe, *, flow_run_id: str | None
 ) -> str:
@@ -81,7 +61,7 @@ def start_run(
         "recipe_sha256": recipe.sha256(),
     }
     tags = {CANDIDATE_TAG: candidate.name, "remerge.flow_run_id": flow_run_id or "none"}
-    with _answers("start a run"):
+    with answers("start a run"):
         run = client.create_run(experiment(client, recipe.name), run_name=candidate.name, tags=tags)
         run_id = str(run.info.run_id)
         client.log_batch(run_id, params=[Param(key, str(value)) for key, value in parameters.items()])
@@ -98,7 +78,7 @@ def finish_run(client: MlflowClient, run_id: str, recipe: Recipe, trained: Train
         for step, values in enumerate(trained.metrics, start=1)
         for name, value in values.items()
     ]
-    with _answers("log a run"):
+    with answers("log a run"):
         for start in range(0, len(metrics), _BATCH):
             client.log_batch(run_id, metrics=metrics[start : start + _BATCH])
         with tempfile.TemporaryDirectory() as folder:
@@ -110,7 +90,7 @@ def finish_run(client: MlflowClient, run_id: str, recipe: Recipe, trained: Train
 
 def fail_run(client: MlflowClient, run_id: str, reason: str) -> None:
     """Mark a run as failed: it is never registered."""
-    with _answers("mark a run as failed"):
+    with answers("mark a run as failed"):
         client.set_tag(run_id, "remerge.failure", reason[:5000])
         client.set_terminated(run_id, "FAILED")
 
@@ -123,7 +103,7 @@ def register_candidate(
     Raises:
         InvalidInput: the run has not finished.
     """
-    with _answers("register a candidate"):
+    with answers("register a candidate"):
         run = client.get_run(run_id)
         if run.info.status != "FINISHED":
             raise InvalidInput(
@@ -193,32 +173,6 @@ def fetch_trajectory(
     return Trajectory.from_dict(json.loads(content))
 
 
-def experiment(client: MlflowClient, name: str) -> str:
-    """The id of the experiment of that name, made if need be; threads may ask at once."""
-    from mlflow.exceptions import MlflowException
-
-    found = client.get_experiment_by_name(name)
-    if found is None:
-        try:
-            return str(client.create_experiment(name))
-        except MlflowException as error:
-            found = client.get_experiment_by_name(name)
-            if found is None:
-                raise error
-    return str(found.experiment_id)
-
-
-def ensure_registered_model(client: MlflowClient, name: str) -> None:
-    """Make the registered model of that name, unless it exists."""
-    from mlflow.exceptions import MlflowException
-
-    try:
-        client.create_registered_model(name)
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_ALREADY_EXISTS":
-            raise
-
-
 def _files(recipe: Recipe, trained: TrainedCandidate) -> dict[str, bytes]:
     network: NetworkRecord = recipe.network
     return {
@@ -233,9 +187,9 @@ def _require_version(client: MlflowClient, manifest: PortfolioManifest, record: 
     require_up(client)
     what = f"candidate {record.name} of {manifest.reference}"
     try:
-        with _answers(f"look up {what}"):
+        with answers(f"look up {what}"):
             version = client.get_model_version(record.registered_model, str(record.version))
-    except _NotThere:
+    except NotThere:
         raise CandidateMissing(
             f"Version {record.version} of registered model {record.registered_model}, which is {what}, is "
             "not in MLflow: restore it from a backup, or train the portfolio again with `remerge train`."
@@ -257,7 +211,7 @@ def _download(client: MlflowClient, manifest: PortfolioManifest, record: Candida
         except (MlflowException, OSError):
             pass  # MLflow gives one error for a missing file and for a store that is down: ask which it is
     listed: set[str] = set()
-    with suppress(_NotThere), _answers(f"look for {what}"):
+    with suppress(NotThere), answers(f"look for {what}"):
         listed = {entry.path for entry in client.list_artifacts(record.run_id)}
     if name in listed:
         raise StackDown(f"MLflow's store did not hand out {what}; try again when it is up.")
@@ -265,30 +219,3 @@ def _download(client: MlflowClient, manifest: PortfolioManifest, record: Candida
         f"{what} is not in MLflow (run {record.run_id}): restore it from a backup, or train the portfolio "
         "again with `remerge train`."
     )
-
-
-class _NotThere(RegistryRefused):
-    """MLflow does not know what was asked for."""
-
-
-@contextmanager
-def _answers(doing: str) -> Iterator[None]:
-    """Turn MLflow's and the connection's errors into sentences."""
-    from mlflow.exceptions import MlflowException
-    from requests.exceptions import RequestException
-
-    try:
-        yield
-    except RequestException:
-        raise StackDown(
-            f"MLflow stopped answering while trying to {doing}; try again when it is up."
-        ) from None
-    except MlflowException as error:
-        first_line = str(error).splitlines()[0]
-        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-            raise _NotThere(f"MLflow has not what it takes to {doing}: {first_line}") from error
-        if error.error_code in {"INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED"}:
-            raise StackDown(
-                f"MLflow failed while trying to {doing}; try again when it and its store are up."
-            ) from error
-        raise RegistryRefused(f"MLflow refused to {doing}: {first_line}") from error

@@ -31,7 +31,7 @@ class Services:
 
     @cached_property
     def mlflow(self) -> MlflowClient:
-        from tasks.merged_models import mlflow_client
+        from tasks.mlflow_server import mlflow_client
 
         return mlflow_client(self.connections)
 

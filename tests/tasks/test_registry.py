@@ -17,7 +17,7 @@ from accounting.errors import InvalidInput
 from infra.documents import CandidateRecord, PortfolioManifest
 from infra.settings import StackDown
 from tasks.data import data_record
-from tasks.merged_models import mlflow_client
+from tasks.mlflow_server import mlflow_client
 from tasks.models import initial_state
 from tasks.recipes import Recipe
 from tasks.registry import (
