@@ -145,6 +145,7 @@ def register(
     certificate: Certificate,
     verdict: Verdict,
     files: dict[str, bytes],
+    sentence: str,
 ) -> int:
     """Make the merged model a version of `<portfolio>-<region>` in MLflow."""
     from tasks.merged_models import register_merge
@@ -166,6 +167,7 @@ def register(
         },
         metrics={"epsilon": certificate.epsilon, "gate_accuracy": verdict.accuracy},
         tags={"remerge.policy_serial": str(policy.serial)},
+        description=sentence,
     )
 
 
@@ -309,7 +311,7 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
             sentence=f"{region} already serves a release of a newer policy; this one was not promoted.",
         )
     leave_artifact(region, page)
-    return finish(services, manifest, release, report.one_sentence(policy, certificate, draw, verdict))
+    return finish(services, manifest, release, sentence)
 
 
 def finish(

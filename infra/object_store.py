@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from accounting.errors import RemergeError
 from infra.canonical import sha256_hex
-from infra.settings import Connections, StackDown
+from infra.settings import LOOPBACK, Connections, StackDown
 
 
 class Missing(RemergeError):
@@ -76,6 +77,10 @@ class ObjectStore:
         self.endpoint = connections.s3_endpoint
         self.bucket = bucket or connections.production_bucket
         self._client = s3_client(connections)
+
+    def close(self) -> None:
+        """Give back the connections; the store may still be used afterwards."""
+        self._client.close()
 
     def create(self, key: str, content: bytes) -> None:
         """Write an object that must not exist yet.
@@ -256,10 +261,13 @@ def s3_client(connections: Connections) -> Any:
     `when_required` leaves it out and loses nothing, on AWS neither.
     """
     import boto3
+    import botocore.session
     from botocore.config import Config
 
     amazon = connections.s3_endpoint.rstrip("/").endswith((".amazonaws.com", ".amazonaws.com.cn"))
-    return boto3.session.Session().client(
+    # The keys are given, so a profile that AWS_PROFILE names is not asked for, not even whether it exists.
+    without_profile = botocore.session.Session(session_vars={"profile": (None, [], None, None)})
+    return boto3.session.Session(botocore_session=without_profile).client(
         "s3",
         endpoint_url=connections.s3_endpoint,
         region_name=connections.s3_region,
@@ -271,5 +279,6 @@ def s3_client(connections: Connections) -> Any:
             retries={"mode": "standard", "total_max_attempts": 3},
             s3={"addressing_style": "virtual" if amazon else "path"},
             request_checksum_calculation="when_required",
+            proxies={} if urlsplit(connections.s3_endpoint).hostname in LOOPBACK else None,
         ),
     )

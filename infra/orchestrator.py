@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from accounting.errors import RemergeError
-from infra.settings import Connections, StackDown
+from infra.settings import LOOPBACK, Connections, StackDown
 
 TERMINAL = frozenset({"COMPLETED", "FAILED", "CRASHED", "CANCELLED"})
 _PAGE = 200
@@ -55,8 +55,12 @@ class Orchestrator:
 
     def __init__(self, connections: Connections | None = None, *, api_url: str = "") -> None:
         self.api_url = (connections.prefect_api_url if connections else api_url).rstrip("/")
-        local = urlsplit(self.api_url).hostname in {"127.0.0.1", "localhost", "::1"}
+        local = urlsplit(self.api_url).hostname in LOOPBACK
         self._client = httpx.Client(base_url=self.api_url, timeout=10, trust_env=not local)
+
+    def close(self) -> None:
+        """Give back the connections; nothing can be asked afterwards."""
+        self._client.close()
 
     def healthy(self) -> bool:
         """Whether the API answers."""

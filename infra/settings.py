@@ -11,6 +11,11 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from accounting.errors import RemergeError
 
 
+LOOPBACK = frozenset(
+    {"127.0.0.1", "localhost", "::1"}
+)  # reached without a proxy, whatever the environment says
+
+
 class StackDown(RemergeError):
     """The services are not there; starting them and trying again helps."""
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 
@@ -31,11 +32,12 @@ MLFLOW_BUCKET = "mlflow"
 START_SECONDS = 150.0
 GRACE_SECONDS = 8.0
 STOPPED = "The stack was stopped while this run was going; start it again."
+ClientT = TypeVar("ClientT", ObjectStore, Orchestrator, httpx.Client)
 _children: list[subprocess.Popen[bytes]] = []  # of this process; kept so that they are reaped when they end
 
 
 class StackFailed(RemergeError):
-    """The stack could not be started; nothing that was started for it is left running."""
+    """A part of the stack could not be started; what this start had begun was stopped again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +104,9 @@ def stop(settings: Settings, progress: Progress) -> bool:
             progress("Stopping " + ", ".join(TITLES[name] for name in running) + " ...")
         if WORKER in running:
             _end([WORKER], state)
-            # Prefect would show what ended with its worker as running for ever.
-            with contextlib.suppress(RemergeError):  # the next start does the same
-                _Probe(state, settings).orchestrator.crash_unfinished(STOPPED)
+            # Prefect would show what ended with its worker as running for ever. If it fails, the next start does it.
+            with contextlib.suppress(RemergeError), _Probe(state, settings) as probe:
+                probe.orchestrator.crash_unfinished(STOPPED)
         _end(NAMES, state)
         return bool(running)
 
@@ -140,24 +142,25 @@ def _begin(names: list[str], state: State, settings: Settings, progress: Progres
     state.write()
     progress("Starting " + ", ".join(TITLES[name] for name in names) + " ...")
 
-    probe = _Probe(state, settings)
     waiting = list(names)
-    while waiting:
-        for name in list(waiting):
-            if started[name].poll() is not None:
-                raise StackFailed(_failure(name, f"ended with status {started[name].returncode}", state))
-            if probe.answers(name, worker_name):
-                waiting.remove(name)
-                progress(f"{TITLES[name]} is up ({time.monotonic() - began:.1f} s).")
-        if waiting and time.monotonic() - began > START_SECONDS:
-            raise StackFailed(_failure(waiting[0], f"did not answer within {START_SECONDS:.0f} s", state))
-        time.sleep(0.1)
+    with _Probe(state, settings) as probe:
+        while waiting:
+            for name in list(waiting):
+                if started[name].poll() is not None:
+                    raise StackFailed(_failure(name, f"ended with status {started[name].returncode}", state))
+                if probe.answers(name, worker_name):
+                    waiting.remove(name)
+                    progress(f"{TITLES[name]} is up ({time.monotonic() - began:.1f} s).")
+            if waiting and time.monotonic() - began > START_SECONDS:
+                raise StackFailed(_failure(waiting[0], f"did not answer in {START_SECONDS:.0f} s", state))
+            time.sleep(0.1)
 
 
-class _Probe:
+class _Probe(contextlib.ExitStack):
     """Asks the services whether they work. Clients are made once: making one costs more than a question."""
 
     def __init__(self, state: State, settings: Settings) -> None:
+        super().__init__()
         keys = credentials(settings)
         self.connections = Connections.model_validate(
             {
@@ -170,15 +173,20 @@ class _Probe:
 
     @cached_property
     def _buckets(self) -> list[ObjectStore]:
-        return [ObjectStore(self.connections), ObjectStore(self.connections, bucket=MLFLOW_BUCKET)]
+        names = (self.connections.production_bucket, MLFLOW_BUCKET)
+        return [self._closing(ObjectStore(self.connections, bucket=name)) for name in names]
 
     @cached_property
     def _mlflow(self) -> httpx.Client:
-        return httpx.Client(base_url=self.connections.mlflow_url, timeout=10, trust_env=False)
+        return self._closing(httpx.Client(base_url=self.connections.mlflow_url, timeout=10, trust_env=False))
 
     @cached_property
     def orchestrator(self) -> Orchestrator:
-        return Orchestrator(self.connections)
+        return self._closing(Orchestrator(self.connections))
+
+    def _closing(self, client: ClientT) -> ClientT:
+        self.callback(client.close)
+        return client
 
     def answers(self, name: str, worker_name: str | None = None) -> bool:
         """Whether a service works. For S3 this includes that the buckets are there: they are made."""
@@ -215,8 +223,10 @@ def _end(names: Iterable[str], state: State) -> None:
 def _broken(state: State, settings: Settings) -> list[str]:
     """The services that do not run, or do not answer."""
     running = [name for name in NAMES if _runs(name, state)]
-    probe = _Probe(state, settings) if running else None
-    return [name for name in NAMES if not (probe and name in running and probe.answers(name))]
+    if not running:
+        return list(NAMES)
+    with _Probe(state, settings) as probe:
+        return [name for name in NAMES if not (name in running and probe.answers(name))]
 
 
 def _look(state: State, settings: Settings, *, already_up: bool = False) -> StackStatus:
@@ -241,4 +251,4 @@ def _failure(name: str, what: str, state: State) -> str:
     log = state.log(name)
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     tail = "\n".join(line for line in lines[-15:] if line.strip())
-    return f"{TITLES[name]} {what}, so the stack was stopped again; read {log}, which ends:\n{tail}"
+    return f"{TITLES[name]} {what}, so what was started was stopped again; read {log}, which ends:\n{tail}"

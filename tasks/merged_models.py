@@ -35,12 +35,13 @@ def register_merge(
     parameters: Mapping[str, object],
     metrics: Mapping[str, float],
     tags: Mapping[str, str],
+    description: str,
 ) -> int:
     """Make a merged model a version of `<portfolio>-<region>`; the same release gets the same version.
 
     Args:
         files: artifact contents by file name; must hold model.safetensors and certificate.json.
-        parameters, metrics, tags: what people see beside it; nothing computed from private data.
+        parameters, metrics, tags, description: what people see beside it; nothing computed from private data.
 
     Returns:
         The version number.
@@ -56,7 +57,9 @@ def register_merge(
     tags = {RELEASE_TAG: release_id, REGION_TAG: region, **tags}
     with answers(f"register a version of {name}"):
         versions = client.search_model_versions(f"name = '{name}'")
-        existing = [int(version.version) for version in versions if version.tags.get(RELEASE_TAG) == release_id]
+        existing = [
+            int(version.version) for version in versions if version.tags.get(RELEASE_TAG) == release_id
+        ]
         if existing:
             return min(existing)
         if any(version.tags.get(REGION_TAG) != region for version in versions):
@@ -79,7 +82,12 @@ def register_merge(
         client.set_terminated(run_id)
         ensure_registered_model(client, name)
         version = client.create_model_version(
-            name, f"{run.info.artifact_uri}/model.safetensors", run_id, tags=tags, await_creation_for=0
+            name,
+            f"{run.info.artifact_uri}/model.safetensors",
+            run_id,
+            tags=tags,
+            description=description,
+            await_creation_for=0,
         )
         return int(version.version)
 

@@ -74,7 +74,9 @@ def experiment(client: MlflowClient, name: str) -> str:
     found = client.get_experiment_by_name(name)
     if found is None:
         try:
-            return str(client.create_experiment(name))
+            return str(
+                client.create_experiment(name, tags={"mlflow.experimentKind": "custom_model_development"})
+            )
         except MlflowException as error:
             found = client.get_experiment_by_name(name)
             if found is None:

@@ -18,6 +18,16 @@ MECHANISM_WORDS = {
     Mechanism.MIXTURE: "mixture of merges",
 }
 
+BOUND_WORDS = {
+    "joint": "joint release of the candidates used",
+    "generic": "generic bound for independent runs",
+    "joint_rdp": "joint release by Renyi DP",
+    "random_selection_pld": "random selection, exact profiles",
+    "random_selection_rdp": "random selection by Renyi DP",
+    "basic_composition": "basic composition",
+    "advanced_composition": "advanced composition",
+}
+
 
 def release_files(model: bytes, certificate: Certificate, draw: Draw | None) -> dict[str, bytes]:
     """The files of a release by name, as stored."""
@@ -86,9 +96,10 @@ def decision_page(
     parts = [
         f"# Policy {policy.serial} of {policy.region}: {'promoted' if verdict.passed else 'not promoted'}",
         decision,
+        why(plan),
         "## The release",
         table(
-            ["", ""],
+            ["what", "value"],
             [
                 [
                     "budget",
@@ -98,7 +109,7 @@ def decision_page(
                 ["mechanism", MECHANISM_WORDS[plan.mechanism]],
                 ["weights", weights_in_words(plan.weights)],
                 *([["drawn", f"{draw.drawn}, once, from {draw.entropy_source}"]] if draw else []),
-                ["certified by", certificate.bound],
+                ["certified by", BOUND_WORDS.get(certificate.bound, certificate.bound)],
                 ["certified epsilon", f"{certificate.epsilon:.6g}"],
                 *_realised_row(certificate),
                 ["accuracy on public-gate rows", f"{verdict.accuracy:.3f} (needed {verdict.minimum:.3f})"],
@@ -119,7 +130,10 @@ def decision_page(
         table(
             ["bound", "epsilon"],
             [
-                [name, f"{other.epsilon:.4g}" if other.epsilon is not None else str(other.reason)]
+                [
+                    BOUND_WORDS.get(name, name),
+                    f"{other.epsilon:.4g}" if other.epsilon is not None else str(other.reason),
+                ]
                 for name, other in certificate.other_bounds.items()
             ],
         ),
@@ -127,6 +141,21 @@ def decision_page(
         "\n".join(f"- {assumption}" for assumption in certificate.assumptions),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def why(plan: Plan) -> str:
+    """The reason for the choice, in a sentence."""
+    rule = (
+        "The choice depends on public hyper-parameters only: of all releases that fit the budget it has the least "
+        "noise in its parameters (expected noise, for a random selection)"
+    )
+    single = next((other for other in plan.alternatives if other.label == "best_single"), None)
+    if single is None:
+        return f"{rule}; no candidate fits the budget on its own."
+    if len(plan.weights) == 1:
+        return f"{rule}; no merge is better than this single candidate."
+    saved = 1 - plan.objective / single.objective
+    return f"{rule}: its variance is {saved:.1%} below that of the best single candidate, {next(iter(single.weights))}."
 
 
 def alternatives_table(plan: Plan) -> str:
@@ -137,7 +166,7 @@ def alternatives_table(plan: Plan) -> str:
         for alternative in plan.alternatives
     ]
     return table(
-        ["choice", "weights", "epsilon", "noise variance per parameter"],
+        ["choice", "weights", "epsilon", "noise variance"],
         [
             [str(label), weights_in_words(weights), f"{epsilon:.4g}", f"{-objective:.4g}"]
             for label, weights, epsilon, objective in rows
