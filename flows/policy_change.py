@@ -288,9 +288,9 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
         leave_artifact(region, page)
         return Outcome(kind="failed_check", release_id=release_id, sentence=verdict.reason)
 
-    version = register(
-        services, policy, manifest, certificate, verdict, {**files, "report.md": page.encode()}
-    )
+    sentence = report.one_sentence(policy, certificate, draw, verdict)
+    shown = {**files, "report.md": page.encode()}
+    version = register(services, policy, manifest, certificate, verdict, shown, sentence)
     release = report.release_manifest(
         policy,
         manifest,
