@@ -6,193 +6,40 @@ the truth, and every step finds what an earlier attempt at the same release left
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
-from prefect import flow, task
-from prefect.cache_policies import NO_CACHE
+from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
-from accounting.certificate import Certificate
-from accounting.errors import BudgetInfeasible, InvalidInput, RemergeError
-from accounting.plan import Plan
-from accounting.trajectory import Candidate
+from accounting.errors import BudgetInfeasible, RemergeError
+from flows.policy_steps import (
+    Outcome,
+    check_on_public_rows,
+    leave_artifact,
+    load_candidates,
+    make_draw,
+    merge_models,
+    note_attempt,
+    read_policy,
+    read_portfolio,
+    register,
+    set_alias,
+    solve_weights,
+    switch_pointer,
+    upload_release,
+    write_ledger,
+)
 from infra.canonical import sha256_hex
 from infra.documents import (
-    Attempt,
-    Draw,
-    Pointer,
-    Policy,
     PortfolioManifest,
     Provenance,
     ReleaseManifest,
     release_id_of,
 )
 from infra.releases import CERTIFICATE
-from tasks.candidates import LoadedCandidate
 from tasks.services import Services, open_services
-from tasks.validation import Verdict
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """How an attempt ended, when nothing went wrong with the machinery."""
-
-    kind: str  # as in infra.documents.Attempt.outcome
-    sentence: str
-    release_id: str | None = None
-
-
-def is_transient(_task: Any, _run: Any, state: State[Any]) -> bool:
-    """Retry only what may succeed without anybody changing anything."""
-    error = state.result(raise_on_failure=False)
-    return isinstance(error, RemergeError) and error.retryable
-
-
-step = task(
-    cache_policy=NO_CACHE,
-    persist_result=False,
-    retries=3,
-    retry_delay_seconds=2,
-    retry_condition_fn=is_transient,
-)
-
-
-@step
-def read_policy(services: Services, region: str, serial: int) -> Policy:
-    """The policy named by the event, from the append-only store."""
-    policy = services.policies.read(region, serial)
-    if policy.effective_at > datetime.now(UTC):
-        raise InvalidInput(
-            f"Policy {serial} of {region} takes effect at {policy.effective_at:%Y-%m-%d %H:%M} UTC; run it then."
-        )
-    return policy
-
-
-@step
-def read_portfolio(services: Services, policy: Policy) -> PortfolioManifest:
-    """The portfolio version that the policy names."""
-    return services.manifests.resolve(policy.portfolio)
-
-
-@step
-def load_candidates(services: Services, manifest: PortfolioManifest) -> dict[str, LoadedCandidate]:
-    """Pull every candidate from MLflow and check its digests."""
-    from tasks.registry import load_all
-
-    return load_all(services.mlflow, manifest)
-
-
-@step
-def solve_weights(policy: Policy, candidates: tuple[Candidate, ...]) -> Plan:
-    """The best weights under the policy's budget, from trajectories only."""
-    from tasks.solving import solve_policy
-
-    return solve_policy(policy, candidates)
-
-
-@step
-def make_draw(services: Services, release_id: str, plan: Plan) -> Draw | None:
-    """The one draw of a random selection, stored before it is used."""
-    from tasks.promotion import draw_if_need_be
-
-    return draw_if_need_be(services.releases, release_id, plan)
-
-
-@step
-def merge_models(plan: Plan, draw: Draw | None, loaded: dict[str, LoadedCandidate]) -> bytes:
-    """The parameters to release."""
-    from tasks.promotion import merge
-
-    return merge(plan, draw, loaded)
-
-
-@step
-def write_ledger(services: Services, fields: dict[str, Any]) -> None:
-    """Append to the lineage's ledger; the same entry of the same attempt is written once."""
-    services.ledger.append_once(fields)
-
-
-@step
-def check_on_public_rows(
-    services: Services, policy: Policy, manifest: PortfolioManifest, model: bytes
-) -> tuple[Verdict, int]:
-    """The gate: accuracy on the public-gate rows, against the policy's minimum and a compliant live release."""
-    from tasks.compliance import fault_of
-    from tasks.data import load_public_gate
-    from tasks.live_release import read_live
-    from tasks.validation import accuracy, gate
-
-    rows = load_public_gate(manifest)
-    live = read_live(services.releases, policy.region)
-    comparable = live is not None and fault_of(live[2], policy) is None
-    verdict = gate(
-        accuracy=accuracy(manifest.network, model, rows),
-        min_accuracy=policy.min_accuracy,
-        live_accuracy=live[2].manifest.accuracy if live is not None and comparable else None,
-    )
-    return verdict, len(rows)
-
-
-@step
-def register(
-    services: Services,
-    policy: Policy,
-    manifest: PortfolioManifest,
-    certificate: Certificate,
-    verdict: Verdict,
-    files: dict[str, bytes],
-    sentence: str,
-) -> int:
-    """Make the merged model a version of `<portfolio>-<region>` in MLflow."""
-    from tasks.merged_models import register_merge
-
-    return register_merge(
-        services.mlflow,
-        portfolio=manifest.name,
-        region=policy.region,
-        release_id=certificate.release_id,
-        files=files,
-        parameters={
-            "policy": f"{policy.region}/{policy.serial}",
-            "portfolio": manifest.reference,
-            "mechanism": certificate.mechanism,
-            "bound": certificate.bound,
-            "budget_epsilon": policy.epsilon,
-            "budget_delta": policy.delta,
-            **{f"weight_{name}": weight for name, weight in certificate.weights.items()},
-        },
-        metrics={"epsilon": certificate.epsilon, "gate_accuracy": verdict.accuracy},
-        tags={"remerge.policy_serial": str(policy.serial)},
-        description=sentence,
-    )
-
-
-@step
-def upload_release(services: Services, release: ReleaseManifest, files: dict[str, bytes]) -> ReleaseManifest:
-    """Put the release into the production stage and read it back by digest."""
-    from tasks.promotion import upload
-
-    return upload(services.releases, release, files)
-
-
-@step
-def switch_pointer(services: Services, release: ReleaseManifest) -> Pointer:
-    """Let production serve this release."""
-    from tasks import promotion
-
-    return promotion.switch_pointer(services.releases, release)
-
-
-@step
-def set_alias(services: Services, release: ReleaseManifest) -> None:
-    """Let MLflow's alias `production` name the promoted version."""
-    from tasks.merged_models import point_alias
-
-    point_alias(services.mlflow, release.registered_model, release.registered_version)
 
 
 @flow(
@@ -323,31 +170,3 @@ def finish(
     set_alias(services, release)
     write_ledger(services, live_fields(services.ledger, manifest.lineage, release))
     return Outcome(kind="promoted", release_id=release.release_id, sentence=sentence)
-
-
-def leave_artifact(region: str, page: str) -> None:
-    """Show people in Prefect what was decided and why."""
-    from prefect.artifacts import create_markdown_artifact
-
-    create_markdown_artifact(
-        page, key=f"policy-{region}", description=f"What was decided for {region}, and why"
-    )
-
-
-def note_attempt(
-    services: Services, region: str, serial: int, outcome: Outcome, provenance: Provenance
-) -> None:
-    """Leave word of how the attempt ended, for `remerge status`; a store that is down must not hide the cause."""
-    attempt = Attempt(
-        region=region,
-        policy_serial=serial,
-        outcome=outcome.kind,
-        release_id=outcome.release_id,
-        reason=outcome.sentence,
-        at=datetime.now(UTC),
-        provenance=provenance,
-    )
-    try:
-        services.releases.write_attempt(attempt)
-    except RemergeError as error:
-        print(f"The attempt could not be noted: {error.message}")
