@@ -36,7 +36,7 @@ _LARGEST_WINDOW = 2**21  # bins of the composition: about 200 MB while it is com
 _DEFAULT_INTERVAL = 2.0**-14  # nats, under 1e-4; powers of two make the grid points exact
 _SMALLEST_INTERVAL = 2.0**-40
 _LARGEST_LOSS = _LARGEST_BASE / 16  # nats; a wider step is accounted as if full batch, see `_split`
-_ROUGH_BASE = 16_000  # bins of one step while the window is sought
+_ROUGH_BASE = 8_000  # bins of one step while the window is sought
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -101,7 +101,7 @@ def profile_of(segments: Iterable[Segment], relation: NeighboringRelation) -> Pr
     return composed_profile(full_batch_mu(segments, relation), poisson_groups(segments), relation)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=32)
 def composed_profile(
     mu: float, groups: tuple[PoissonGroup, ...], relation: NeighboringRelation
 ) -> PrivacyProfile:
@@ -194,7 +194,9 @@ def _choose_grid(
         kinds.append((1 / mu, 1.0, NeighboringRelation.ADD_OR_REMOVE_ONE))
     roughs = [_rough(*kind) for kind in kinds]
     parts = _parts(mu, groups, relation, None)
-    remove, add = (_window([pair[i] for pair in parts], roughs) for i in (0, 1))
+    remove = _window([pair[0] for pair in parts], roughs)
+    symmetric = relation is NeighboringRelation.REPLACE_ONE
+    add = remove if symmetric else _window([pair[1] for pair in parts], roughs)
     window = max(remove.high - remove.low, add.high - add.low)
     interval = min(_DEFAULT_INTERVAL, min(roughs) * _ROUGH_BASE / _FINE_BASE)
     interval = max(interval, max(roughs) * _ROUGH_BASE / _LARGEST_BASE, 1.1 * window / _LARGEST_WINDOW)
@@ -213,7 +215,7 @@ def _window(parts: Sequence[_Part], intervals: Sequence[float]) -> _Window:
     for sign in (-1, 1):
         reaches = {
             exponent: _reach(parts, intervals, sign * exponent)
-            for exponent in (scale * 2.0 ** np.arange(-8, 4.5, 0.5)).tolist()
+            for exponent in (scale * 2.0 ** np.arange(-8, 4.5, 0.75)).tolist()
         }
         best = min(reaches, key=lambda exponent, sign=sign: sign * reaches[exponent])  # type: ignore[misc]
         ends.append((reaches[best], best))

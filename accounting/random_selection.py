@@ -70,8 +70,9 @@ def random_selection_rdp(rdp: Array, weights: Array, orders: Array) -> Array:
     used = weights > 0
     exponents = (orders - 1) * rdp[used]
     mixed = logsumexp(exponents, b=weights[used, None], axis=0) / (orders - 1)
+    raised = mixed * (1 + 1e-12) + 16 * ULP / (orders - 1)  # the logarithm rounds before it is divided
     largest = rdp[used].max(axis=0)  # never above the worst member; also right where it is infinite
-    bound: Array = np.where(np.isfinite(largest), np.minimum(mixed * (1 + 1e-12) + 8 * ULP, largest), np.inf)
+    bound: Array = np.where(np.isfinite(largest), np.minimum(raised, largest), np.inf)
     return np.maximum(bound, 0.0)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from accounting.budget import NeighboringRelation, PrivacyBudget, require_positive
 from accounting.comparable import comparable_class
@@ -36,8 +36,8 @@ def solve(
 
     Linear combination: weights inversely proportional to the variances, over every set of runs that share
     no steps (up to 14; a dynamic program beyond, see `noise_search`), certified by the lesser of the joint
-    and the generic bound; Poisson-sampled runs by the joint PLD of at most 8 sets. Random selection: the
-    exact linear program. One candidate alone keeps its own bound.
+    and the generic bound; for Poisson-sampled runs the joint PLD of at most 12 promising sets is evaluated.
+    Random selection: the exact linear program. One candidate alone keeps its own bound.
 
     Args:
         budget: epsilon in nats and delta.
@@ -79,7 +79,7 @@ def solve(
         found[Mechanism.RANDOM_SELECTION] = best_draw(drawable, budget, relation)
     solutions = [solution for solution in found.values() if solution is not None]
     if not solutions:
-        raise _infeasible(budget, usable, members[0], relation)
+        raise _infeasible(budget, usable, unusable, members[0], relation)
     best = max(solutions, key=lambda solution: solution.objective)
     single = best_single(within, best.mechanism)
     alternatives = [s.as_alternative(str(s.mechanism)) for s in solutions if s is not best]
@@ -141,11 +141,19 @@ def _check(
 
 
 def _infeasible(
-    budget: PrivacyBudget, usable: Sequence[Member], reference: Candidate, relation: NeighboringRelation
+    budget: PrivacyBudget,
+    usable: Sequence[Member],
+    unusable: Mapping[str, str],
+    reference: Candidate,
+    relation: NeighboringRelation,
 ) -> BudgetInfeasible:
     best = min((member.epsilon for member in usable), default=None)
     hint = training_hint(budget, reference.trajectory, relation)
-    offer = "none of these candidates is private" if best is None else f"the smallest on offer is {best:.4g}"
+    if best is None:
+        name, reason = next(iter(unusable.items()))
+        offer = f"none of them can be used ({name} {reason.rstrip('.')})"
+    else:
+        offer = f"the smallest epsilon on offer is {best:.4g}"
     return BudgetInfeasible(
         f"No candidate and no merge reaches epsilon {budget.epsilon:g} at delta {budget.delta:g}; {offer}, "
         f"so {hint}.",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from accounting import gaussian
 from accounting.budget import NeighboringRelation, PrivacyBudget
 from accounting.errors import AccountingError
 from accounting.joint_release import single_run
 from accounting.trajectory import Trajectory
 
 _DIGITS = 3
-_LARGEST = 1e9
+_SMALLEST, _LARGEST = 1e-3, 1e9
 
 
 def training_hint(budget: PrivacyBudget, reference: Trajectory, relation: NeighboringRelation) -> str:
@@ -40,14 +41,15 @@ def noise_multiplier_needed(
         except AccountingError:
             return False
 
-    high = 1.0
+    guess = _first_guess(budget, reference, relation)
+    low, high, factor = guess, guess, 1.01
     while not fits(high):
-        high *= 4
+        low, high, factor = high, high * factor, factor * factor
         if high > _LARGEST:
             return None
-    low = high / 4
-    while low > 1e-3 and fits(low):
-        low, high = low / 4, low
+    if low == high:
+        while low > _SMALLEST and fits(low):
+            low, high, factor = low / factor, low, factor * factor
     while high / low > 1 + 10.0**-_DIGITS:
         middle = math.sqrt(low * high)
         if fits(middle):
@@ -59,3 +61,17 @@ def noise_multiplier_needed(
     while not fits(float(f"{rounded:.{_DIGITS}g}")):
         rounded += scale
     return float(f"{rounded:.{_DIGITS}g}")
+
+
+def _first_guess(budget: PrivacyBudget, reference: Trajectory, relation: NeighboringRelation) -> float:
+    """As if epsilon depended on the noise as for a Gaussian of mu proportional to its inverse."""
+    noise = min(segment.noise_multiplier for segment in reference.segments)
+    if noise == 0:
+        return 1.0
+    try:
+        own = single_run(reference, relation).epsilon(budget.delta)
+    except AccountingError:
+        return noise
+    if not math.isfinite(own):
+        return noise
+    return noise * gaussian.mu_for(own, budget.delta) / gaussian.mu_for(budget.epsilon, budget.delta)
