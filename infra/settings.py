@@ -10,10 +10,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from accounting.errors import RemergeError
 
-
-LOOPBACK = frozenset(
-    {"127.0.0.1", "localhost", "::1"}
-)  # reached without a proxy, whatever the environment says
+# Reached without a proxy, whatever the environment says.
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 class StackDown(RemergeError):

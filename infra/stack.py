@@ -19,7 +19,7 @@ import httpx
 
 from accounting.errors import RemergeError
 from infra import processes, services
-from infra.object_store import ObjectStore
+from infra.object_store import AlreadyExists, Missing, ObjectStore
 from infra.orchestrator import Orchestrator
 from infra.services import MLFLOW, NAMES, PREFECT, S3, WORK_POOL, WORKER
 from infra.settings import Connections, Settings
@@ -29,6 +29,7 @@ Progress = Callable[[str], None]
 
 TITLES = {S3: "S3 (SeaweedFS)", MLFLOW: "MLflow", PREFECT: "Prefect", WORKER: "Prefect's worker"}
 MLFLOW_BUCKET = "mlflow"
+READY = "ready"  # an object that is read to see whether a bucket can be
 START_SECONDS = 150.0
 GRACE_SECONDS = 8.0
 STOPPED = "The stack was stopped while this run was going; start it again."
@@ -192,9 +193,7 @@ class _Probe(contextlib.ExitStack):
         """Whether a service works. For S3 this includes that the buckets are there: they are made."""
         try:
             if name == S3:
-                for bucket in self._buckets:
-                    bucket.create_bucket()
-                return True
+                return all(_serves_objects(bucket) for bucket in self._buckets)
             if name == MLFLOW:
                 return self._mlflow.get("/health").is_success
             if name == PREFECT:
@@ -203,6 +202,16 @@ class _Probe(contextlib.ExitStack):
             return worker_name in online if worker_name else bool(online)
         except (RemergeError, httpx.HTTPError):
             return False
+
+
+def _serves_objects(bucket: ObjectStore) -> bool:
+    """SeaweedFS lists buckets before its volumes are back, so only a read of an object proves it ready."""
+    bucket.create_bucket()
+    with contextlib.suppress(Missing):
+        return bool(bucket.read(READY).content)
+    with contextlib.suppress(AlreadyExists):
+        bucket.create(READY, b"The store was up when this was written.")
+    return bool(bucket.read(READY).content)
 
 
 def _runs(name: str, state: State) -> bool:
