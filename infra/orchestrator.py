@@ -14,6 +14,8 @@ from infra.settings import LOOPBACK, Connections, StackDown
 
 TERMINAL = frozenset({"COMPLETED", "FAILED", "CRASHED", "CANCELLED"})
 _PAGE = 200
+_BUSY = {429, 502, 503, 504}  # 503 is also what Prefect says while its SQLite database is locked
+_PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6)  # seconds between tries, as Prefect's own client makes them
 
 
 class OrchestratorRefused(RemergeError):
@@ -230,16 +232,20 @@ class Orchestrator:
                 return found
 
     def _call(self, method: str, path: str, *, json: Any = None, missing_is_none: bool = False) -> Any:
-        try:
-            response = self._client.request(method, path, json=json)
-        except httpx.HTTPError as error:
-            raise StackDown(
-                f"Prefect at {self.api_url} cannot be reached ({type(error).__name__}): run `remerge up`, "
-                "or check REMERGE_PREFECT_API_URL."
-            ) from None
+        for pause in (*_PAUSES, None):
+            try:
+                response = self._client.request(method, path, json=json)
+            except httpx.HTTPError as error:
+                raise StackDown(
+                    f"Prefect at {self.api_url} cannot be reached ({type(error).__name__}): run `remerge up`, "
+                    "or check REMERGE_PREFECT_API_URL."
+                ) from None
+            if pause is None or response.status_code not in _BUSY:
+                break
+            time.sleep(pause)
         if response.status_code == 404 and missing_is_none:
             return None
-        if response.status_code in {429, 502, 503, 504}:
+        if response.status_code in _BUSY:
             raise StackDown(f"Prefect at {self.api_url} is not ready ({response.status_code}); try again.")
         if response.is_error:
             raise OrchestratorRefused(

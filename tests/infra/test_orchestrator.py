@@ -101,10 +101,13 @@ def test_prefect_is_down(policy: Policy) -> None:
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
-def test_prefect_is_not_ready(status: int) -> None:
+def test_prefect_is_busy(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    answers = [httpx.Response(status)] * 4 + [httpx.Response(200, json=[])] + [httpx.Response(status)] * 20
     orchestrator = Orchestrator(api_url="http://prefect/api")
-    transport = httpx.MockTransport(lambda request: httpx.Response(status))
+    transport = httpx.MockTransport(lambda request: answers.pop(0))
     orchestrator._client = httpx.Client(base_url=orchestrator.api_url, transport=transport)
+    assert orchestrator.deployments() == {}
     with pytest.raises(StackDown, match="not ready"):
         orchestrator.deployments()
 
