@@ -14,6 +14,8 @@ from accounting.errors import RemergeError
 from infra.canonical import sha256_hex
 from infra.settings import LOOPBACK, Connections, StackDown
 
+Keys = list[str]  # inside ObjectStore, `list` is its method
+
 
 class Missing(RemergeError):
     """There is no such object."""
@@ -146,11 +148,11 @@ class ObjectStore:
             return True
         return False
 
-    def list(self, prefix: str) -> list[str]:
+    def list(self, prefix: str) -> Keys:
         """All keys that begin with `prefix`, sorted."""
         return sorted(item["Key"] for page in self._pages(Prefix=prefix) for item in page.get("Contents", ()))
 
-    def list_folders(self, prefix: str) -> list[str]:
+    def list_folders(self, prefix: str) -> Keys:
         """The names between `prefix` and the next slash, sorted."""
         pages = self._pages(Prefix=prefix, Delimiter="/")
         folders = (item["Prefix"] for page in pages for item in page.get("CommonPrefixes", ()))

@@ -80,7 +80,7 @@ class Orchestrator:
     def automation_name(self, automation_id: str) -> str | None:
         """The name of an automation; None if there is none (any more)."""
         found = self._call("GET", f"/automations/{automation_id}", missing_is_none=True)
-        return found and found["name"]
+        return str(found["name"]) if found else None
 
     def refusals_of_event(self, event_id: str) -> list[str]:
         """Why automations that heard an event could not start a run (for example a field that is missing)."""

