@@ -15,6 +15,7 @@ from accounting.budget import (
     require_number,
     require_open_unit,
 )
+from accounting.documents import fields_of, fields_to_dict, list_of, mapping_of, require_text
 from accounting.errors import InvalidInput
 from accounting.plan import Mechanism, OtherBound, Plan
 from accounting.profile import require_simplex
@@ -41,7 +42,7 @@ class CandidateReference:
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            _require_text(f.name, getattr(self, f.name))
+            require_text(f.name, getattr(self, f.name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,7 @@ class Realised:
     delta: float
 
     def __post_init__(self) -> None:
-        _require_text("realised.candidate", self.candidate)
+        require_text("realised.candidate", self.candidate)
         require_non_negative("realised.epsilon", self.epsilon)
         require_open_unit("realised.delta", self.delta)
 
@@ -90,9 +91,9 @@ class Certificate:
 
     def __post_init__(self) -> None:
         for name in ("release_id", "region", "policy_digest", "manifest_digest", "portfolio", "lineage"):
-            _require_text(name, getattr(self, name))
+            require_text(name, getattr(self, name))
         for name in ("unit", "merge_rule", "source", "selection"):
-            _require_text(name, getattr(self, name))
+            require_text(name, getattr(self, name))
         if isinstance(self.policy_serial, bool) or not isinstance(self.policy_serial, int):
             raise InvalidInput(f"policy_serial must be a whole number, but {self.policy_serial!r} was given.")
         if self.bound not in BOUND_NAMES or self.bound == "stepwise":
@@ -127,7 +128,7 @@ class Certificate:
         document["neighboring_relation"] = self.neighboring_relation.value
         document["mechanism"] = self.mechanism.value
         document["weights"] = dict(self.weights)
-        document["candidates"] = {name: _plain(entry) for name, entry in self.candidates.items()}
+        document["candidates"] = {name: fields_to_dict(entry) for name, entry in self.candidates.items()}
         document["assumptions"] = list(self.assumptions)
         document["budget"] = {"epsilon": self.budget.epsilon, "delta": self.budget.delta}
         document["profile"] = [list(pair) for pair in self.profile]
@@ -135,7 +136,7 @@ class Certificate:
             name: {"reason": b.reason} if b.epsilon is None else {"epsilon": b.epsilon}
             for name, b in self.other_bounds.items()
         }
-        document["realised"] = None if self.realised is None else _plain(self.realised)
+        document["realised"] = None if self.realised is None else fields_to_dict(self.realised)
         document["versions"] = dict(self.versions)
         return document
 
@@ -146,7 +147,7 @@ class Certificate:
         Raises:
             InvalidInput: another schema, an unknown or missing field, or a value out of range.
         """
-        values = _fields_of(document, "certificate", Certificate, {"schema"})
+        values = fields_of(document, "certificate", Certificate, "schema")
         if values.pop("schema") != SCHEMA:
             raise InvalidInput(f"This is not a certificate: its schema must be {SCHEMA!r}.")
         values["neighboring_relation"] = parse_relation(values["neighboring_relation"])
@@ -155,19 +156,19 @@ class Certificate:
         except ValueError:
             raise InvalidInput(f"Unknown mechanism {values['mechanism']!r} in a certificate.") from None
         for name in ("weights", "candidates", "other_bounds", "versions"):
-            values[name] = _mapping(name, values[name])
+            values[name] = mapping_of(name, values[name])
         values["candidates"] = {
-            name: CandidateReference(**_fields_of(entry, "candidate", CandidateReference))
+            name: CandidateReference(**fields_of(entry, "candidate", CandidateReference))
             for name, entry in values["candidates"].items()
         }
-        values["budget"] = PrivacyBudget(**_fields_of(values["budget"], "budget", PrivacyBudget))
+        values["budget"] = PrivacyBudget(**fields_of(values["budget"], "budget", PrivacyBudget))
         values["other_bounds"] = {
             name: _other_bound(name, entry) for name, entry in values["other_bounds"].items()
         }
         if values["realised"] is not None:
-            values["realised"] = Realised(**_fields_of(values["realised"], "realised", Realised))
-        values["assumptions"] = tuple(_list("assumptions", values["assumptions"]))
-        values["profile"] = tuple(_pair(entry) for entry in _list("profile", values["profile"]))
+            values["realised"] = Realised(**fields_of(values["realised"], "realised", Realised))
+        values["assumptions"] = tuple(list_of("assumptions", values["assumptions"]))
+        values["profile"] = tuple(_pair(entry) for entry in list_of("profile", values["profile"]))
         return Certificate(**values)
 
 
@@ -276,49 +277,18 @@ def satisfies(
     return any(known <= epsilon and at <= delta for known, at in pairs)
 
 
-def _require_text(name: str, value: object) -> None:
-    if not isinstance(value, str) or not value.strip():
-        raise InvalidInput(f"{name} must be a non-empty text, but {value!r} was given.")
-
-
-def _plain(value: CandidateReference | Realised) -> dict[str, Any]:
-    return {f.name: getattr(value, f.name) for f in fields(value)}
-
-
-def _mapping(name: str, value: object) -> dict[str, Any]:
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise InvalidInput(f"{name} of a certificate must be a mapping.")
-    return dict(value)
-
-
-def _list(name: str, value: object) -> list[Any]:
-    if not isinstance(value, list | tuple):
-        raise InvalidInput(f"{name} of a certificate must be a list.")
-    return list(value)
-
-
-def _fields_of(value: object, what: str, kind: type, extra: set[str] | None = None) -> dict[str, Any]:
-    values = _mapping(what, value)
-    known = {f.name for f in fields(kind)} | (extra or set())
-    for name in sorted(set(values) - known):
-        raise InvalidInput(f"Unknown field {name!r} in {what} of a certificate.")
-    for name in sorted(known - set(values)):
-        raise InvalidInput(f"Field {name!r} is missing from {what} of a certificate.")
-    return values
-
-
 def _pair(value: object) -> tuple[float, float]:
-    pair = _list("each point of the profile", value)
+    pair = list_of("each point of the profile", value)
     if len(pair) != 2:
         raise InvalidInput("Each point of a certificate's profile is a pair of epsilon and delta.")
     return require_number("epsilon", pair[0]), require_number("delta", pair[1])
 
 
 def _other_bound(name: str, value: object) -> OtherBound:
-    entry = _mapping(f"other_bounds.{name}", value)
+    entry = mapping_of(f"other_bounds.{name}", value)
     if set(entry) not in ({"epsilon"}, {"reason"}):
         raise InvalidInput(f"other_bounds.{name} of a certificate states an epsilon or a reason.")
     if "epsilon" in entry:
         return OtherBound(epsilon=require_non_negative("epsilon", entry["epsilon"]))
-    _require_text("reason", entry["reason"])
+    require_text("reason", entry["reason"])
     return OtherBound(reason=entry["reason"])

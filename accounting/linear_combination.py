@@ -55,7 +55,8 @@ def accumulated_noise_variance(trajectory: Trajectory) -> float:
     Weight decay, momentum and the loss's own dynamics, which shrink or grow past noise, are ignored: the
     number compares runs that differ in nothing but their noise, for which they act alike.
     """
-    return math.fsum(segment.steps * step_noise(segment) ** 2 for segment in trajectory.segments)
+    noises = ((segment.steps, step_noise(segment)) for segment in trajectory.segments)
+    return math.fsum(steps * (noise * noise) for steps, noise in noises)
 
 
 def inverse_variance_weights(variances: Sequence[float] | Array) -> Array:

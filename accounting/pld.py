@@ -34,8 +34,9 @@ _FINE_BASE = 100_000  # bins aimed at for the loss of one step
 _LARGEST_BASE = 400_000
 _LARGEST_WINDOW = 2**21  # bins of the composition: about 200 MB while it is computed
 _DEFAULT_INTERVAL = 2.0**-14  # nats, under 1e-4; powers of two make the grid points exact
-_SMALLEST_INTERVAL = 2.0**-40
+_SMALLEST_INTERVAL, _LARGEST_INTERVAL = 2.0**-40, 1.0
 _LARGEST_LOSS = _LARGEST_BASE / 16  # nats; a wider step is accounted as if full batch, see `_split`
+_MOST_NOISE, _LEAST_SAMPLING, _LEAST_MU = 1e9, 1e-12, 1e-12
 _ROUGH_BASE = 8_000  # bins of one step while the window is sought
 
 
@@ -59,7 +60,8 @@ def full_batch_mu(segments: Iterable[Segment], relation: NeighboringRelation) ->
         if segment.is_full_batch:
             if segment.noise_multiplier == 0:
                 return math.inf
-            squares.append(segment.steps * (factor / segment.noise_multiplier) ** 2 * (1 + 4 * ULP))
+            ratio = factor / segment.noise_multiplier
+            squares.append(segment.steps * (ratio * ratio) * (1 + 4 * ULP))  # may be inf, never an error
     return root_up(sum_up(squares))
 
 
@@ -106,10 +108,14 @@ def composed_profile(
     mu: float, groups: tuple[PoissonGroup, ...], relation: NeighboringRelation
 ) -> PrivacyProfile:
     """A mu-GDP part composed with groups of Poisson-sampled Gaussian steps. See `profile_of`."""
-    mu, groups = _split(mu, groups, relation)
+    mu, groups = _split(mu, tuple(_clamped(group) for group in groups), relation)
+    if mu > 0:
+        mu = max(mu, _LEAST_MU)
     if not groups:
         return GaussianProfile(mu=mu)
     interval, windows = _choose_grid(mu, groups, relation)
+    if interval > _LARGEST_INTERVAL:
+        return GaussianProfile(mu=_as_full_batch(mu, groups, relation))
     parts = _parts(mu, groups, relation, interval)
     directions = (0,) if relation is NeighboringRelation.REPLACE_ONE else (0, 1)
     compositions = [_compose([part[i] for part in parts], windows[i], interval) for i in directions]
@@ -128,22 +134,40 @@ def composed_profile(
 def _split(
     mu: float, groups: tuple[PoissonGroup, ...], relation: NeighboringRelation
 ) -> tuple[float, tuple[PoissonGroup, ...]]:
-    """Move groups with a loss too wide for any grid to the Gaussian part, as if every record took part.
+    """Account groups with a loss too wide for any grid as full batch: what is left to compose."""
+    if mu * (mu + 22) > _LARGEST_LOSS:
+        return _as_full_batch(mu, groups, relation), ()
+    ratios = [relation.full_batch_factor / group.noise_multiplier for group in groups]
+    wide = [ratio * (ratio + 22) > _LARGEST_LOSS for ratio in ratios]
+    if not any(wide):
+        return mu, groups
+    narrow = tuple(group for group, is_wide in zip(groups, wide, strict=True) if not is_wide)
+    widest = tuple(group for group, is_wide in zip(groups, wide, strict=True) if is_wide)
+    return _split(_as_full_batch(mu, widest, relation), narrow, relation)
+
+
+def _as_full_batch(mu: float, groups: Iterable[PoissonGroup], relation: NeighboringRelation) -> float:
+    """The mu of everything together, as if every record took part in every step.
 
     Sound: the sampled pair is obtained from the unsampled one by replacing, with probability 1 - q, the
     output by fresh noise; that is post-processing, at every epsilon.
     """
-    kept, squares = [], [mu * mu * (1 + 4 * ULP)]
-    everything = mu * (mu + 22) > _LARGEST_LOSS
+    squares = [mu * mu * (1 + 4 * ULP)]
     for group in groups:
         ratio = relation.full_batch_factor / group.noise_multiplier
-        if everything or ratio * (ratio + 22) > _LARGEST_LOSS:
-            squares.append(group.steps * ratio * ratio * (1 + 4 * ULP))
-        else:
-            kept.append(group)
-    if len(kept) == len(groups):
-        return mu, groups
-    return _split(root_up(sum_up(squares)), tuple(kept), relation)
+        squares.append(group.steps * (ratio * ratio) * (1 + 4 * ULP))
+    return root_up(sum_up(squares))
+
+
+def _clamped(group: PoissonGroup) -> PoissonGroup:
+    """Noise and rarity beyond what arithmetic can tell are not credited: less noise is less private, and a
+    record sampled less often is post-processing of one sampled more often.
+    """
+    return PoissonGroup(
+        noise_multiplier=min(group.noise_multiplier, _MOST_NOISE),
+        sampling_probability=max(group.sampling_probability, _LEAST_SAMPLING),
+        steps=group.steps,
+    )
 
 
 @dataclass(frozen=True, slots=True)

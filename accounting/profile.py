@@ -16,7 +16,7 @@ from accounting.rounding import ULP, sum_up, up
 
 Array = NDArray[np.float64]
 
-_INTERPOLATION_SLACK = 1e-9  # relative; covers the rounding of the position between grid points
+_INTERPOLATION_SLACK = 1e-8  # relative; covers the rounding of sums over the grid and between its points
 _LARGEST_EPSILON = 1e9  # nats; nobody is served by a finite epsilon above
 
 

@@ -109,11 +109,11 @@ def _log_mixture(q: float, log_ratio: float) -> float:
 
 def _remove(epsilons: Array, m: float, q: float) -> Array:
     """delta_remove at epsilons >= 0: `q * G(log(1 + (exp(eps) - 1) / q))`."""
-    small = np.minimum(epsilons, 1.0)
+    small, large = np.minimum(epsilons, 1.0), np.maximum(epsilons, 1.0)
     losses = np.where(
         epsilons <= 1,
         np.log1p(np.expm1(small) / q),
-        epsilons - math.log(q) + np.log1p(-(1 - q) * np.exp(-epsilons)),
+        large - math.log(q) + np.log1p(-(1 - q) * np.exp(-large)),
     )
     return q * _gauss(losses, m)
 
@@ -123,19 +123,19 @@ def _add(epsilons: Array, m: float, q: float) -> Array:
     shrink = np.expm1(-epsilons) / q
     possible = shrink > -1  # a loss of -log(1 - q) or more never occurs
     losses = -np.log1p(np.where(possible, shrink, 0.0))
-    deltas = q * np.exp(epsilons - losses) * _gauss(losses, m)
+    deltas = q * np.exp(np.where(possible, epsilons - losses, 0.0)) * _gauss(losses, m)
     return np.where(possible, deltas, 0.0)
 
 
 def _replace(epsilons: Array, m: float, q: float) -> Array:
     """delta under replace-one at epsilons >= 0; the two directions are equal."""
     log_alpha = m * m / 2 + math.log1p(-q) - math.log(q)
-    small = np.minimum(epsilons, 1.0)
-    with np.errstate(divide="ignore", over="ignore"):
+    small, large = np.minimum(epsilons, 1.0), np.maximum(epsilons, 1.0)
+    with np.errstate(divide="ignore"):
         log_sinh = np.where(
             epsilons <= 1,
             np.log(np.sinh(small / 2)),
-            epsilons / 2 - math.log(2) + np.log1p(-np.exp(-epsilons)),
+            large / 2 - math.log(2) + np.log1p(-np.exp(-large)),
         )
         exponent = log_sinh + log_alpha
         # asinh of exp(exponent), which may be too large to write down.

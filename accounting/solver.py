@@ -136,7 +136,10 @@ def _check(
         wanted.discard(Mechanism.MIXTURE)
         notes = ("Mixtures of merges were allowed, but are not considered yet.",)
     if not wanted:
-        raise InvalidInput("At least one of linear_combination and random_selection must be allowed.")
+        raise InvalidInput(
+            "At least one of linear_combination and random_selection must be allowed"
+            + ("; mixtures of merges cannot be solved on their own yet." if notes else ".")
+        )
     return wanted, notes
 
 

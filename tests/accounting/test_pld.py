@@ -206,16 +206,14 @@ def test_mixing_full_batch_and_poisson_steps(make_segment: Callable[..., Segment
 
 
 @pytest.mark.parametrize("relation", [ADD_OR_REMOVE, REPLACE])
-@pytest.mark.parametrize("q", [1e-6, 0.02, 0.5, 0.999999])
-@pytest.mark.parametrize("noise", [0.001, 0.5, 3.0, 1e6])
+@pytest.mark.parametrize("q", [1e-300, 1e-6, 0.5, 0.999999])
+@pytest.mark.parametrize("noise", [0.001, 0.02, 3.0, 1e6, 1e300])
 @pytest.mark.parametrize("steps", [1, 1_000_000])
 def test_sampling_never_hurts_and_extremes_hold(
     noise: float, q: float, steps: int, relation: NeighboringRelation
 ) -> None:
-    if steps > 1 and noise == 0.5 and q > 0.4:
-        steps = 10_000
     profile = poisson(noise, q, steps, relation)
-    unsampled = relation.full_batch_factor * math.sqrt(steps) / noise
+    unsampled = relation.full_batch_factor * math.sqrt(steps) / min(noise, 1e9)  # more is not credited
     previous = math.inf
     for epsilon in (0.0, 0.01, 1.0, 30.0, 1e3):
         delta = profile.delta(epsilon)
