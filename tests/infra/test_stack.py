@@ -100,7 +100,7 @@ def test_secrets_are_for_the_owner_alone(own_stack: Settings) -> None:
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
     secrets = connections(own_stack)
     assert secrets.s3_secret_key.get_secret_value() not in own_stack.stack_file.read_text()
-    logs = "".join(file.read_text() for file in (own_stack.home / "logs").iterdir())
+    logs = "".join(file.read_text() for file in (own_stack.home / "logs").rglob("*") if file.is_file())
     for secret in (secrets.s3_secret_key, secrets.data_digest_key):
         assert secret.get_secret_value() not in logs
 
