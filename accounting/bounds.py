@@ -131,5 +131,5 @@ def unit_sentence(unit: str, relation: NeighboringRelation) -> str:
     }[relation]
     return (
         f"The unit of privacy is one {unit}: the guarantee compares data sets {compared}; a person who "
-        f"contributes m of them is protected m times less in mu."
+        "contributes several of them is protected less, by group privacy."
     )

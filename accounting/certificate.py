@@ -117,6 +117,8 @@ class Certificate:
             require_non_negative("epsilon of the profile", epsilon)
             if not 0 <= require_number("delta of the profile", delta) <= 1:
                 raise InvalidInput(f"delta of the profile must lie in [0, 1], but {delta!r} was given.")
+        if not all(isinstance(text, str) for pair in self.versions.items() for text in pair):
+            raise InvalidInput("versions of a certificate must map texts to texts.")
         if self.realised is not None and self.realised.candidate not in self.weights:
             raise InvalidInput(f"The realised candidate {self.realised.candidate!r} has no weight.")
 

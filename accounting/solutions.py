@@ -70,6 +70,9 @@ def members_of(
             reasons[candidate.name] = "was trained without noise, so it has no finite epsilon"
             continue
         variance = accumulated_noise_variance(candidate.trajectory)
+        if not 0 < variance < math.inf:
+            reasons[candidate.name] = "has a noise variance too small or too large to compare"
+            continue
         members.append(Member(candidate=candidate, bound=bound, epsilon=own, variance=variance))
     return members, reasons
 
@@ -141,7 +144,7 @@ def _average(runs: list[Member], budget: PrivacyBudget, relation: NeighboringRel
     own, bound = min(certified, key=lambda pair: pair[0])
     return Solution(
         mechanism=Mechanism.LINEAR_COMBINATION,
-        weights={r.candidate.name: float(w) for r, w in zip(runs, weights, strict=True)},
+        weights={r.candidate.name: float(w) for r, w in zip(runs, weights, strict=True) if w > 0},
         bound=bound,
         epsilon=own,
         objective=-float(weights**2 @ variances),

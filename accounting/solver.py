@@ -151,6 +151,15 @@ def _infeasible(
     relation: NeighboringRelation,
 ) -> BudgetInfeasible:
     best = min((member.epsilon for member in usable), default=None)
+    if best is not None and best <= budget.epsilon:  # only a cap on drawn candidates stands in the way
+        hint = "raise realised_epsilon_cap or allow linear_combination"
+        return BudgetInfeasible(
+            f"Candidates fit epsilon {budget.epsilon:g} at delta {budget.delta:g}, but none that may be drawn: "
+            f"{hint}.",
+            target=budget.epsilon,
+            best=best,
+            hint=hint,
+        )
     hint = training_hint(budget, reference.trajectory, relation)
     if best is None:
         name, reason = next(iter(unusable.items()))

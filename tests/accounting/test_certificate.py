@@ -286,6 +286,7 @@ DROP = object()
         (("bound",), "random_selection_pld"),
         (("mechanism",), "averaging"),
         (("neighboring_relation",), "substitute"),
+        (("versions",), {"numpy": 2}),
         (("assumptions",), []),
         (("assumptions",), "All is well."),
         (("weights",), {}),

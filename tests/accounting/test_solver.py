@@ -208,6 +208,22 @@ def test_the_cap_on_drawn_candidates(make_candidates: Maker) -> None:
     assert all(epsilon <= 6.0 for epsilon in capped.member_epsilons.values())
 
 
+def test_a_cap_below_every_candidate_is_named_as_the_reason(make_candidates: Maker) -> None:
+    with pytest.raises(BudgetInfeasible, match="raise realised_epsilon_cap"):
+        solve(
+            budget(3.0), make_candidates([16.0]), relation=REPLACE, mechanisms=[RS], realised_epsilon_cap=1.0
+        )
+
+
+@pytest.mark.parametrize("noise", [1e-100, 1e140, 1e200, 1e308])
+def test_noise_beyond_comparison(noise: float, make_candidates: Maker) -> None:
+    candidates = make_candidates([80.0, noise], learning_rate=1e-90)
+    for mechanism in (LC, RS):
+        plan = solve(budget(1.0), candidates, relation=REPLACE, mechanisms=[mechanism])
+        check(plan, candidates)
+        assert plan.weights["c0"] >= 1 - 1e-15
+
+
 def test_infeasible_says_what_to_train(make_candidates: Maker) -> None:
     with pytest.raises(BudgetInfeasible) as caught:
         solve(budget(0.5), make_candidates([8.0, 32.0]), relation=REPLACE)
