@@ -15,7 +15,7 @@ class LedgerStore:
     """ledger/<lineage>/<serial>.json. Each entry holds the digest of the one before it.
 
     A changed or removed entry breaks the chain for all that follow; only the newest entries can be cut off
-    unseen, which is why a certificate names the ledger entry it was written under.
+    unseen, so keep versioned copies of the newest ones.
     """
 
     def __init__(self, store: ObjectStore) -> None:

@@ -18,11 +18,11 @@ from typing import TypeVar
 import httpx
 
 from accounting.errors import RemergeError
-from infra import processes, services
+from infra import processes, stack_services
 from infra.object_store import AlreadyExists, Missing, ObjectStore
 from infra.orchestrator import Orchestrator
-from infra.services import MLFLOW, NAMES, PREFECT, S3, WORK_POOL, WORKER
 from infra.settings import Settings, embedded
+from infra.stack_services import MLFLOW, NAMES, PREFECT, S3, WORK_POOL, WORKER
 from infra.stack_state import State, credentials, exclusive
 
 Progress = Callable[[str], None]
@@ -91,7 +91,7 @@ def start(settings: Settings, progress: Progress, names: tuple[str, ...] = NAMES
             progress("The stack is up already.")
             return _look(state, settings, already_up=True)
         _end(broken, state)
-        if not all(services.ports_are_free(state.ports, name) for name in broken):
+        if not all(stack_services.ports_are_free(state.ports, name) for name in broken):
             _end(NAMES, state)
             broken = [name for name in NAMES if name in names]
         try:
@@ -125,14 +125,14 @@ def status(settings: Settings) -> StackStatus:
 def _begin(names: list[str], state: State, settings: Settings, progress: Progress) -> None:
     began = time.monotonic()
     keys = credentials(settings)
-    kept = [port for name in state.children for port in services.PORTS[name]]
+    kept = [port for name in state.children for port in stack_services.PORTS[name]]
     state.ports = {
-        **services.choose_ports(state.ports, [name for name in NAMES if name not in state.children]),
+        **stack_services.choose_ports(state.ports, [name for name in NAMES if name not in state.children]),
         **{port: state.ports[port] for port in kept},
     }
     worker_name = f"remerge-{secrets.token_hex(4)}"
     started: dict[str, subprocess.Popen[bytes]] = {}
-    launches = {name: services.launch(name, state.home, state.ports, keys) for name in names}
+    launches = {name: stack_services.launch(name, state.home, state.ports, keys) for name in names}
     for name, launch in launches.items():
         child = processes.spawn(
             launch.command + ([worker_name] if name == WORKER else []),
@@ -167,7 +167,7 @@ class _Probe(contextlib.ExitStack):
 
     def __init__(self, state: State, settings: Settings) -> None:
         super().__init__()
-        addresses = services.addresses(state.ports)
+        addresses = stack_services.addresses(state.ports)
         self.connections = embedded(settings, addresses, credentials(settings))
 
     @cached_property
@@ -221,7 +221,7 @@ def _end(names: Iterable[str], state: State) -> None:
     leaders = [state.children[name] for name in names if name in state.children]
     processes.stop(leaders, [state.mark(name) for name in names], grace=GRACE_SECONDS)
     if S3 in names:
-        services.remove_sockets(state.ports)
+        stack_services.remove_sockets(state.ports)
     for name in names:
         state.children.pop(name, None)
     state.write()
@@ -253,7 +253,7 @@ def _look(state: State, settings: Settings, *, already_up: bool = False) -> Stac
         )
         for name in NAMES
     )
-    return StackStatus(state.home, children, services.addresses(state.ports), already_up)
+    return StackStatus(state.home, children, stack_services.addresses(state.ports), already_up)
 
 
 def _failure(name: str, what: str, state: State) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from accounting.errors import RemergeError
-from infra import services
+from infra import stack_services
 from infra.processes import ProcessId
 from infra.settings import Settings
 
@@ -61,7 +61,7 @@ class State:
         _write_json(self.home / "ports.json", self.ports)  # so that addresses stay the same after a stop
         _write_json(
             file,
-            {"addresses": services.addresses(self.ports), "ports": self.ports, "processes": children},
+            {"addresses": stack_services.addresses(self.ports), "ports": self.ports, "processes": children},
         )
 
     def log(self, name: str) -> Path:

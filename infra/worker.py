@@ -12,8 +12,8 @@ import time
 
 from accounting.errors import RemergeError
 from infra.orchestrator import Orchestrator
-from infra.services import WORK_POOL, repository_root
 from infra.settings import StackDown
+from infra.stack_services import WORK_POOL, repository_root
 
 _PATIENCE = 180.0  # seconds that the server may take to come up; whoever started us gives up earlier
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from infra import processes, services
+from infra import processes, stack_services
 from infra import stack as embedded
 from infra.object_store import ObjectStore
 from infra.settings import Connections, Settings, connections
@@ -81,7 +81,7 @@ def lone_s3() -> Connections:
     """S3 alone, which is up in a second: one for all tests of the run."""
     _guard()
     settings = Settings(home=_root() / "lone-s3")
-    embedded.start(settings, _quiet, names=(services.S3,))
+    embedded.start(settings, _quiet, names=(stack_services.S3,))
     return connections(settings)
 
 

@@ -41,13 +41,24 @@ def test_imports_point_one_way(package: str) -> None:
 
 def test_accounting_is_pure() -> None:
     for path in (ROOT / "accounting").glob("**/*.py"):
-        wrong = imports_of(path) & {*HEAVY, "os", "io", "pathlib", "socket", "subprocess", "httpx", "pydantic"}
+        wrong = imports_of(path) & {
+            *HEAVY,
+            "os",
+            "io",
+            "pathlib",
+            "socket",
+            "subprocess",
+            "httpx",
+            "pydantic",
+        }
         assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
 
 
 def test_the_command_starts_without_heavy_imports() -> None:
     program = f"import flows.cli, flows.commands, flows.views, sys; print({HEAVY!r} & set(sys.modules))"
-    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd="/")
+    shown = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd="/"
+    )
     assert shown.stdout.strip() == "set()"
 
 

@@ -15,12 +15,12 @@ from typing import Any
 import httpx
 import pytest
 
-from infra import processes, services
+from infra import processes, stack_services
 from infra import stack as embedded
 from infra.object_store import ObjectStore
 from infra.orchestrator import Orchestrator, message_of
-from infra.services import MLFLOW, NAMES, PREFECT, S3, WORKER
 from infra.settings import Settings, StackDown, connections
+from infra.stack_services import MLFLOW, NAMES, PREFECT, S3, WORKER
 from infra.stack_state import State
 
 pytestmark = pytest.mark.system
@@ -86,12 +86,12 @@ def test_prefect_yaml_is_deployed(own_stack: Settings) -> None:
     assert re.fullmatch(r"\S+ \S+ \S+ \S+ \S+", schedule["schedule"]["cron"])
     for deployment in deployments.values():
         step = deployment["pull_steps"][0]["prefect.deployments.steps.set_working_directory"]
-        assert Path(step["directory"]) == services.repository_root()
+        assert Path(step["directory"]) == stack_services.repository_root()
 
 
 def test_no_path_of_this_machine_is_committed() -> None:
-    text = (services.repository_root() / "prefect.yaml").read_text()
-    assert str(services.repository_root()) not in text
+    text = (stack_services.repository_root() / "prefect.yaml").read_text()
+    assert str(stack_services.repository_root()) not in text
     assert not re.search(r"(?m)^\s*[^#]*: *[\"']?/", text)
 
 
@@ -182,7 +182,7 @@ def test_stopping_leaves_nothing_running_and_keeps_the_data(own_stack: Settings)
     assert len(_all_marked(own_stack)) >= len(NAMES)
     assert embedded.stop(own_stack, _quiet)
     assert _all_marked(own_stack) == []
-    assert all(services.ports_are_free(ports, name) for name in NAMES)
+    assert all(stack_services.ports_are_free(ports, name) for name in NAMES)
     assert not embedded.status(own_stack).up
     with pytest.raises(StackDown, match="remerge up"):
         connections(own_stack)
@@ -196,10 +196,10 @@ def test_a_prefect_yaml_that_prefect_cannot_use_fails_the_start(
     own_stack: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for package in ("infra", "accounting", "flows", "tasks"):
-        (tmp_path / package).symlink_to(services.repository_root() / package)
-    good = (services.repository_root() / "prefect.yaml").read_text()
+        (tmp_path / package).symlink_to(stack_services.repository_root() / package)
+    good = (stack_services.repository_root() / "prefect.yaml").read_text()
     (tmp_path / "prefect.yaml").write_text(good.replace("posture: Reactive", "posture: Sometimes"))
-    monkeypatch.setattr(services, "repository_root", lambda: tmp_path)
+    monkeypatch.setattr(stack_services, "repository_root", lambda: tmp_path)
     embedded.stop(own_stack, _quiet)
     with pytest.raises(embedded.StackFailed, match=r"Prefect's worker ended .* read .*worker\.log") as caught:
         embedded.start(own_stack, _quiet, names=(S3, PREFECT, WORKER))

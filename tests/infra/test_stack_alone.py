@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from infra import processes, services
+from infra import processes, stack_services
 from infra import stack as embedded
 from infra.object_store import ObjectStore
 from infra.processes import ProcessId
-from infra.services import MLFLOW, NAMES, S3
 from infra.settings import Settings, StackDown, connections
 from infra.stack import StackFailed
+from infra.stack_services import MLFLOW, NAMES, S3
 from infra.stack_state import CredentialsDamaged, State
 
 START_S3 = """
@@ -119,7 +119,7 @@ def test_a_port_that_was_taken_meanwhile_is_not_used(settings: Settings) -> None
     embedded.stop(settings, _quiet)
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind((services.HOST, port))
+        taken.bind((stack_services.HOST, port))
         taken.listen()
         embedded.start(settings, _quiet, names=(S3,))
         assert State.read(settings).ports["s3.port"] != port
