@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -131,11 +133,30 @@ def order_grid(upper: float, *, whole: bool) -> Array:
 @lru_cache(maxsize=256)
 def _poisson_values(groups: tuple[PoissonGroup, ...], orders: tuple[float, ...]) -> Array:
     accountant = RdpAccountant(list(orders), dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
-    for group in groups:
-        step = dp_accounting.PoissonSampledDpEvent(
-            group.sampling_probability, dp_accounting.GaussianDpEvent(group.noise_multiplier)
-        )
-        accountant.compose(dp_accounting.SelfComposedDpEvent(step, group.steps))
+    with _without_warnings():
+        for group in groups:
+            step = dp_accounting.PoissonSampledDpEvent(
+                group.sampling_probability, dp_accounting.GaussianDpEvent(group.noise_multiplier)
+            )
+            accountant.compose(dp_accounting.SelfComposedDpEvent(step, group.steps))
     values: Array = np.maximum(np.asarray(accountant._rdp, dtype=float), 0.0)
     values[np.isnan(values)] = np.inf
     return values
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Silence the library, which logs a line for each order whose series does not converge.
+
+    Such an order gets an infinite value, which is sound and speaks for itself.
+    """
+    logger = logging.getLogger("absl")
+
+    def refuse(record: logging.LogRecord) -> bool:
+        return record.levelno > logging.WARNING
+
+    logger.addFilter(refuse)
+    try:
+        yield
+    finally:
+        logger.removeFilter(refuse)

@@ -61,6 +61,17 @@ def test_poisson_curve_is_the_library_s(make_segment: Callable[..., Segment]) ->
     assert profile_of([segment], ADD_OR_REMOVE).epsilon(1e-5) <= renyi
 
 
+def test_orders_that_do_not_converge_are_infinite_and_quiet(
+    make_segment: Callable[..., Segment], caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    segment = make_segment("a", 0.285203, 1, sampling_probability=0.9)
+    values = rdp_values([segment], ADD_OR_REMOVE, np.array([1.05, 2.0, 8.0]))
+    assert values[0] == math.inf
+    assert np.all(np.isfinite(values[1:]))
+    assert caplog.text == ""
+    assert "converge" not in capfd.readouterr().err
+
+
 def test_replace_one_has_no_renyi_bound_with_poisson_sampling(make_segment: Callable[..., Segment]) -> None:
     segment = make_segment("a", 1.0, 10, sampling_probability=0.01)
     with pytest.raises(AccountingError, match="replace-one"):
