@@ -36,7 +36,9 @@ class PolicyStore:
         try:
             return self.documents.read(region, serial).document
         except Missing:
-            raise Missing(f"There is no policy {serial} of region {region}; `remerge policy show {region}` shows the current one.") from None
+            raise Missing(
+                f"There is no policy {serial} of region {region}; `remerge policy show {region}` shows the current one."
+            ) from None
 
     def append(self, fields: Mapping[str, Any], *, new: bool = False) -> Policy:
         """Store a policy under the region's next serial.
