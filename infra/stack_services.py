@@ -188,6 +188,8 @@ def _worker(home: Path, ports: Mapping[str, int], secrets: Mapping[str, str]) ->
     environment = {
         **_prefect_environment(home, ports),
         "MLFLOW_TRACKING_URI": f"http://{HOST}:{ports['mlflow']}",
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",  # its default tries for minutes when the server is gone
         "PREFECT_WORKER_QUERY_SECONDS": "1",  # the default of 10 is how long an event would wait
         # prefect.yaml starts runs with the `python` that is found first: this environment's.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),

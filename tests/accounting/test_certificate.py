@@ -20,7 +20,13 @@ from accounting.certificate import (
     profile_grid,
     satisfies,
 )
-from accounting.errors import AccountingError, IncompatibleCandidates, InvalidInput, RemergeError
+from accounting.errors import (
+    AccountingError,
+    BudgetInfeasible,
+    IncompatibleCandidates,
+    InvalidInput,
+    RemergeError,
+)
 from accounting.plan import Mechanism, Plan
 from accounting.recheck import recheck, recompute
 from accounting.solver import solve
@@ -171,6 +177,45 @@ def test_recheck_accepts_what_the_solver_certified(
     recheck(merged, runs)
     recheck(drawn, runs)
     recheck(Certificate.from_dict(merged.to_dict()), runs)
+
+
+@given(
+    noises=st.lists(
+        st.one_of(st.floats(min_value=0.1, max_value=1e4), st.just(0.0)), min_size=1, max_size=18
+    ),
+    steps=st.sampled_from([1, 20, 10**6]),
+    epsilon=st.floats(min_value=1e-3, max_value=100),
+    exponent=st.floats(min_value=-300, max_value=-0.1),
+    relation=st.sampled_from(list(NeighboringRelation)),
+    mechanisms=st.sampled_from([[LC], [RS], [LC, RS]]),
+)
+def test_every_plan_survives_its_certificate_and_the_recheck(
+    noises: list[float],
+    steps: int,
+    epsilon: float,
+    exponent: float,
+    relation: NeighboringRelation,
+    mechanisms: list[Mechanism],
+    make_candidates: Maker,
+) -> None:
+    scaled = [noise * steps**0.5 for noise in noises]
+    candidates = make_candidates(scaled, steps=steps, relation=relation)
+    budget = PrivacyBudget(epsilon=epsilon, delta=10.0**exponent)
+    try:
+        plan = solve(budget, candidates, relation=relation, mechanisms=mechanisms)
+    except BudgetInfeasible as error:
+        assert error.best is None or error.best > epsilon
+        return
+    drawn = plan.mechanism is RS and len(plan.weights) > 1
+    references = {candidate.name: reference(candidate.name) for candidate in candidates}
+    certificate = certify(plan, realised=next(iter(plan.weights)) if drawn else None, candidates=references)
+    assert (
+        Certificate.from_dict(json.loads(json.dumps(certificate.to_dict(), allow_nan=False))) == certificate
+    )
+    recheck(certificate, {candidate.name: candidate.trajectory for candidate in candidates})
+    assert satisfies(
+        certificate, epsilon=epsilon, delta=budget.delta, neighboring_relation=relation, unit="record"
+    )
 
 
 def test_recheck_of_poisson_runs(make_candidates: Maker) -> None:
