@@ -14,6 +14,7 @@ from accounting.trajectory import Trajectory
 BOUND_NAMES = (
     "joint",
     "generic",
+    "shifted",
     "stepwise",
     "random_selection_pld",
     "random_selection_rdp",
@@ -59,6 +60,18 @@ INDEX_REVEALED = (
     "which one it was."
 )
 LAST_MERGED_ONLY = "Only the merged parameters are released; the merged models themselves stay secret."
+SHARED_AS_RECORDED = (
+    "The merged runs share exactly the steps that are recorded as shared; all other steps have noise and seeds "
+    "of their own."
+)
+ONE_MERGE_ONLY = (
+    "Of these runs nothing but the merged parameters stated here, made of their last parameters, is ever "
+    "released: any other release computed from them, a checkpoint, another merge or a score, is not covered."
+)
+LIPSCHITZ_UPDATES = (
+    "Where a trajectory records a factor `update_lipschitz`, each update without its noise moves any two "
+    "parameter vectors apart by at most that factor, for every data set that the runs could have had."
+)
 EXACT_ARITHMETIC = (
     "The guarantee is proved for real numbers; floating-point rounding of the training and of its noise is "
     "not accounted for."
