@@ -63,8 +63,8 @@ from accounting.linear_combination import (
 )
 from accounting.profile import GaussianProfile
 from accounting.rounding import ULP, root_up, sum_up
-from accounting.shared_prefix import own_and_shared
 from accounting.shifted_program import Path, Stretch, carry, cost, payments_at, prepare, price
+from accounting.shifted_tree import own_and_shared
 from accounting.trajectory import Segment, Trajectory
 
 Array = NDArray[np.float64]
