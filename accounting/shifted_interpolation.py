@@ -63,7 +63,8 @@ from accounting.linear_combination import (
 )
 from accounting.profile import GaussianProfile
 from accounting.rounding import ULP, root_up, sum_up
-from accounting.shifted_program import Path, Stretch, carry, cost, payments_at, prepare, price
+from accounting.shifted_blocks import Stretch, cost
+from accounting.shifted_program import Path, carry, payments_at, prepare, price
 from accounting.shifted_tree import own_and_shared
 from accounting.trajectory import Segment, Trajectory
 
@@ -73,7 +74,7 @@ SOURCE = (
     "Shifted interpolation (Bok, Su and Altschuler 2024, arXiv 2403.00278), extended to merges of runs: the "
     "record's influence is paid where it costs least, the rest is hidden by the noise of the merged last steps"
 )
-_FARTHEST = 1e100  # beyond this ratio to the largest sensitivity a quantity is moved to it, on the safe side
+_FARTHEST = 1e60  # beyond this ratio to the largest sensitivity a quantity is moved to it, on the safe side
 _LISTED_REASONS = 8
 
 
@@ -186,17 +187,10 @@ def best_payments(merge: Merge, weights: Array, fresh_noise: float) -> list[list
     if not variance > 0:  # nothing hides what is left over, so there is nothing to weigh
         return [[0.0] * len(chunk.blocks) for chunk in chunks]
     root = price(chunks, weights, moved, variance)
-    return [payments_at(chunk, w * root).tolist() for chunk, w in zip(chunks, weights.tolist(), strict=True)]
+    return [payments_at(chunk, w * root) for chunk, w in zip(chunks, weights.tolist(), strict=True)]
 
 
-def square_of(
-    merge: Merge,
-    weights: Array,
-    fresh_noise: float,
-    payments: Sequence[Sequence[float]],
-    *,
-    strict: bool = False,
-) -> float:
+def square_of(merge: Merge, weights: Array, fresh_noise: float, payments: Sequence[Sequence[float]]) -> float:
     """mu^2 by the theorem's formula at given payments, rounded up, whoever chose them.
 
     Args:
@@ -204,25 +198,22 @@ def square_of(
         weights: > 0, shape (paths,).
         fresh_noise: tau in the merge's units.
         payments: for each path, of the last step of each open block, >= 0.
-        strict: refuse payments above what is owed; else they are clipped to it.
 
     Raises:
-        InvalidInput: payments that are negative, NaN or of the wrong shape, or (strict) too large.
+        InvalidInput: payments of the wrong shape, negative, NaN, or above what is owed (negative z).
     """
-    left, squares = left_over(merge, payments, strict=strict)
+    left, squares = left_over(merge, payments)
     lasts = [(w, path.last) for w, path in zip(weights.tolist(), merge.paths, strict=True)]
     total = sum_up(w * r for (w, _), r in zip(lasts, left, strict=True)) * (1 + 4 * ULP)
     variance = math.fsum([fresh_noise**2, *((w * last.noise) ** 2 for w, last in lasts if last)])
     return sum_up([merge.settled, squares, cost(total, math.sqrt(variance))]) * (1 + 16 * ULP)
 
 
-def left_over(
-    merge: Merge, payments: Sequence[Sequence[float]], *, strict: bool = False
-) -> tuple[list[float], float]:
+def left_over(merge: Merge, payments: Sequence[Sequence[float]]) -> tuple[list[float], float]:
     """What each path brings into the merge, `R = c z + s`, and the sum of the payments' costs, rounded up."""
     left, squares = [], []
     for path, given in zip(merge.paths, payments, strict=True):
-        z, square = carry(path.open, given, strict=strict)
+        z, square = carry(path.open, given)
         squares.append(square)
         if path.last is None:
             left.append(0.0)

@@ -20,12 +20,12 @@ not depend on theta, so the runs meet in one monotone equation for W, which sort
 
 **Equal steps are one block**, however many: for c <= 1 the points of a block lie on a concave curve, which a
 convex minorant touches at the ends only. For c > 1 they lie on a convex one: there up to 256 steps are taken
-one by one and longer stretches in blocks of constant payments over which c grows by 2 % at most (which loses
-less than 1e-4 of a cost); all before the last 40 e-folds of growth is paid at once.
+one by one and longer stretches in blocks of constant payments over which debts grow by 2 % at most (which loses
+less than 1e-4 of a cost); what would grow by more than 40 e-folds there, or 150 in all, is paid at once.
 
-**Rounding.** Nothing here trusts the optimum. `carry` follows the payments it is given through the recursion,
-z rounded up, and clips a payment to what is owed; `cost` is rounded up too. Any payments are then a valid
-bound, since paying more than is owed merely wastes: z = max(0, c z + s - a) is proved by the same coupling.
+**Rounding.** Nothing here trusts the optimum. `feasible` lowers payments to what is owed, and `carry` follows
+any payments through the recursion, z and costs rounded up. Where rounding alone leaves a payment above what
+is owed, z = max(0, c z + s - a), which the same coupling proves: the excess is wasted.
 """
 
 from __future__ import annotations
@@ -38,41 +38,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accounting.errors import InvalidInput
-from accounting.rounding import ULP, sum_up, up
+from accounting.rounding import ULP, sum_up
+from accounting.shifted_blocks import Block, Stretch, after_block, block_of, cost, growing_pieces
 
 Array = NDArray[np.float64]
 
-_GROWTH = 40.0  # e-folds: a debt that would grow by more is paid at once
+_GROWTH = 150.0  # e-folds: a debt that would grow by more is paid at once, which keeps C^2 finite
 _DECAY = -300.0  # e-folds: what is forgotten by more is never paid, and C^2 stays above the smallest float
 _SINGLE = 256  # steps of a growing stretch that are taken one by one
-_GROWTH_IN_BLOCK = 0.02
 _OVERPAID = 1e-9  # relative: a payment above what is owed by more than rounding
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
-    """Equal consecutive steps of one run, in the units of the parameters."""
-
-    steps: int  # >= 1
-    moved: float  # s, how far one record moves a step, > 0
-    noise: float  # nu, standard deviation per coordinate, >= 0
-    lipschitz: float  # c in [0, inf]; inf when unknown
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Steps paid by one rule: a in the last step, a r^k in the k-th before it (r = c for c <= 1, else 1)."""
-
-    moved: float
-    noise: float
-    steps: int
-    growth: float  # c^steps
-    moved_sum: float  # sum of c^k
-    paid_sum: float  # sum of (c r)^k
-    square_sum: float  # sum of r^2k
-    log_growth: float
-    slack: float  # relative rounding error of the sums
-    growth_slack: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +105,11 @@ def prepare(stretches: Sequence[Stretch], *, ends_at_zero: bool = False) -> Path
                 paid.append(replace(stretch, steps=stretch.steps - 1))
             parts.append([replace(stretch, steps=1, lipschitz=1.0)])
         elif stretch.lipschitz > 1 and stretch.steps > _SINGLE:
-            at_once, pieces = _growing(stretch)
+            first, at_once, final = growing_pieces(stretch)
+            parts[-1] += first
             if at_once:
                 paid.append(replace(stretch, steps=at_once))
-                parts.append([])
-            parts[-1] += pieces
+                parts.append(final)
         elif stretch.lipschitz > 1:
             parts[-1] += [replace(stretch, steps=1)] * stretch.steps
         else:
@@ -145,60 +119,58 @@ def prepare(stretches: Sequence[Stretch], *, ends_at_zero: bool = False) -> Path
     after = math.log(last.lipschitz) if last and 0 < last.lipschitz < math.inf else 0.0
     settled, open_ = [], _chunk([], 0.0)
     for index, part in enumerate(parts):
-        *closed, final = _chunks(part, after if index == len(parts) - 1 else 0.0)
+        *closed, newest = _chunks(part, after if index == len(parts) - 1 else 0.0)
         settled += closed
         if index == len(parts) - 1:
-            open_ = final
+            open_ = newest
         else:
-            settled.append(final)
+            settled.append(newest)
     return Path(settled=tuple(settled), paid=tuple(paid), open=open_, last=last)
 
 
-def carry(chunk: Chunk, payments: Sequence[float], *, strict: bool = True) -> tuple[float, float]:
+def carry(chunk: Chunk, payments: Sequence[float]) -> tuple[float, float]:
     """Follow payments through a chunk.
 
     Args:
         chunk: its blocks, begun with z = 0.
         payments: of each block's last step, >= 0, shape (blocks,).
-        strict: refuse a payment above what is owed; else clip it to that.
 
     Returns:
         (z at the end, the sum of the costs), both rounded up.
 
     Raises:
-        InvalidInput: payments that are negative or NaN, or (strict) make z negative.
+        InvalidInput: payments that are negative or NaN, or that make z negative.
     """
-    if len(payments) != len(chunk.blocks):
-        raise InvalidInput(f"{len(payments)} payments were given for {len(chunk.blocks)} blocks of steps.")
+    _require_payments(chunk, payments)
     z, costs = 0.0, []
-    for block, given in zip(chunk.blocks, payments, strict=True):
-        payment = float(given)
-        if not payment >= 0:
-            raise InvalidInput(f"Payments must be numbers of at least 0, but {payment!r} was given.")
-        kept = block.growth * z * (1 + block.growth_slack)
-        owed = kept + block.moved * block.moved_sum
-        if payment * block.paid_sum > owed:
-            if strict and payment * block.paid_sum > owed * (1 + _OVERPAID):
-                raise InvalidInput("A payment exceeds what is owed, which would make z negative.")
-            payment = owed / block.paid_sum
-        if block.moved_sum == block.paid_sum:  # exact where payment and movement nearly cancel
-            gained = (block.moved - payment) * block.moved_sum
-            error = block.slack * abs(gained)
-        else:
-            gained = block.moved * block.moved_sum - payment * block.paid_sum
-            error = block.slack * (block.moved * block.moved_sum + payment * block.paid_sum)
-        error += 8 * ULP * (kept + abs(gained))
-        z = max(0.0, kept + gained + error)
-        costs.append(cost(payment, block.noise) * block.square_sum * (1 + block.slack))
+    for block, wanted in zip(chunk.blocks, payments, strict=True):
+        z, paid = after_block(block, z, wanted)
+        if wanted > paid * (1 + _OVERPAID):
+            raise InvalidInput("A payment exceeds what is owed, which would make z negative.")
+        costs.append(cost(paid, block.noise) * block.square_sum * (1 + block.slack))
     return z, sum_up(costs)
 
 
-def cost(shift: float, noise: float) -> float:
-    """`(shift / noise)^2`, rounded up; 0 for no shift, infinite for a shift without noise."""
-    if shift == 0:
-        return 0.0
-    ratio = shift / noise if noise > 0 else math.inf
-    return ratio * ratio * (1 + 8 * ULP)
+def feasible(chunk: Chunk, payments: Sequence[float]) -> list[float]:
+    """Payments lowered to what is owed at their step, where they exceed it.
+
+    Raises:
+        InvalidInput: payments that are negative or NaN.
+    """
+    _require_payments(chunk, payments)
+    z, lowered = 0.0, []
+    for block, wanted in zip(chunk.blocks, payments, strict=True):
+        z, paid = after_block(block, z, wanted)
+        lowered.append(paid)
+    return lowered
+
+
+def _require_payments(chunk: Chunk, payments: Sequence[float]) -> None:
+    if len(payments) != len(chunk.blocks):
+        raise InvalidInput(f"{len(payments)} payments were given for {len(chunk.blocks)} blocks of steps.")
+    for payment in payments:
+        if not payment >= 0:
+            raise InvalidInput(f"Payments must be numbers of at least 0, but {payment!r} was given.")
 
 
 def price(chunks: Sequence[Chunk], weights: Array, moved: float, variance: float) -> float:
@@ -225,11 +197,16 @@ def price(chunks: Sequence[Chunk], weights: Array, moved: float, variance: float
     return float(np.max(numerators / denominators))
 
 
-def payments_at(chunk: Chunk, theta: float) -> Array:
-    """The payments of each block's last step at price theta; infinity pays all debts by the chunk's end."""
-    capped = np.where(chunk.unit > 0, np.minimum(chunk.slope, theta), 0.0)
-    payments: Array = capped * chunk.unit
-    return payments
+def payments_at(chunk: Chunk, theta: float) -> list[float]:
+    """The best payments of each block's last step at price theta; infinity pays all debts by the end.
+
+    A pool that pays its whole debt pays in its last block what is really owed then, so that rounding is not
+    carried on and stretched.
+    """
+    capped = np.where(chunk.unit > 0, np.minimum(chunk.slope, theta), 0.0) * chunk.unit
+    settles = np.append(chunk.slope[1:] != chunk.slope[:-1], True)[: len(chunk.slope)]
+    whole = settles & (chunk.slope <= theta) & (chunk.unit > 0)
+    return feasible(chunk, np.where(whole, math.inf, capped).tolist())
 
 
 def _settle(chunk: Chunk) -> float:
@@ -237,26 +214,17 @@ def _settle(chunk: Chunk) -> float:
     if not chunk.blocks:
         return 0.0
     payments = payments_at(chunk, math.inf)
-    left, paid = carry(chunk, payments.tolist(), strict=False)
-    final, block = up(float(payments[-1])), chunk.blocks[-1]
-    extra = math.inf if left > 0 and block.noise == 0 else 0.0
-    if left > 0 and block.noise > 0:
-        extra = left / block.noise * ((2 * final + left) / block.noise) * (1 + 8 * ULP)
-    return paid + extra
-
-
-def _growing(stretch: Stretch) -> tuple[int, list[Stretch]]:
-    """How many steps of a long stretch of c > 1 are paid at once, and the pieces of the rest."""
-    rate = math.log(stretch.lipschitz)
-    rest = min(stretch.steps, max(math.floor(_GROWTH / rate), 1))
-    size = min(rest, max(math.floor(_GROWTH_IN_BLOCK / rate), 1))
-    whole, odd = divmod(rest, size)
-    pieces = [replace(stretch, steps=odd)] if odd else []
-    return stretch.steps - rest, pieces + [replace(stretch, steps=size)] * whole
+    left, paid = carry(chunk, payments)
+    noise = chunk.blocks[-1].noise
+    if left == 0:
+        return paid
+    if noise == 0:
+        return math.inf
+    return paid + left / noise * ((2 * payments[-1] + left) / noise) * (1 + 8 * ULP)
 
 
 def _chunks(stretches: Iterable[Stretch], after: float) -> list[Chunk]:
-    """Cut where a debt would grow by more than 40 e-folds; the last chunk is followed by e^after."""
+    """Cut where a debt would grow by more than 150 e-folds; the last chunk is followed by e^after."""
     parts: list[list[Stretch]] = [[]]
     ends, total = [after], after
     for stretch in reversed(list(stretches)):
@@ -270,7 +238,7 @@ def _chunks(stretches: Iterable[Stretch], after: float) -> list[Chunk]:
 
 
 def _chunk(stretches: Sequence[Stretch], after: float) -> Chunk:
-    blocks = tuple(_block(stretch) for stretch in stretches)
+    blocks = tuple(block_of(stretch) for stretch in stretches)
     scales, total = [], after
     for block in reversed(blocks):
         scales.append(math.exp(total) if total > _DECAY else 0.0)  # C after the block
@@ -279,7 +247,7 @@ def _chunk(stretches: Sequence[Stretch], after: float) -> Chunk:
     pools: list[list[float]] = []  # x, debt, blocks
     for block, scale in zip(blocks, reversed(scales), strict=True):
         unit = scale * block.noise * block.noise
-        if block.log_growth > 0:  # constant payments
+        if block.constant:
             unit *= block.moved_sum / block.steps
         units.append(unit)
         pools.append([unit * scale * block.paid_sum, scale * block.moved * block.moved_sum, 1])
@@ -294,25 +262,3 @@ def _chunk(stretches: Sequence[Stretch], after: float) -> Chunk:
 
 def _slope(pool: Sequence[float]) -> float:
     return pool[1] / pool[0] if pool[0] > 0 else math.inf if pool[1] > 0 else 0.0
-
-
-def _block(stretch: Stretch) -> Block:
-    c, n = stretch.lipschitz, stretch.steps
-    log = math.log1p(c - 1) if 0.5 <= c <= 2 else math.log(c)
-    if n == 1 or c == 1:
-        sums, slack = (float(n), float(n), float(n)), 0.0
-    else:
-        single = math.expm1(n * log) / (c - 1)
-        double = math.expm1(2 * n * log) / ((c - 1) * (c + 1))
-        sums = (single, double, double) if c < 1 else (single, single, float(n))
-        slack = (16 + (16 * n * log if c > 1 else 0.0)) * ULP
-    return Block(
-        stretch.moved,
-        stretch.noise,
-        n,
-        c if n == 1 else math.exp(n * log),
-        *sums,
-        log_growth=n * log,
-        slack=slack,
-        growth_slack=(8 + 8 * min(n * abs(log), 800.0)) * ULP,
-    )
