@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from accounting.rounding import ULP
+from accounting.rounding import ULP, sum_up
 
 _LAST = 40.0  # e-folds: what would grow by more within one stretch is paid at once,
 _LEAD = 4.0  # but for the first of them, where debts from before the stretch are paid
@@ -87,6 +88,12 @@ def cost(shift: float, noise: float) -> float:
         return 0.0
     ratio = shift / noise if noise > 0 else math.inf
     return ratio * ratio * (1 + 8 * ULP)
+
+
+def total_up(values: Iterable[float]) -> float:
+    """The sum of non-negative numbers, rounded up; infinite where one of them is no number."""
+    terms = list(values)
+    return sum_up(terms) if all(term >= 0 for term in terms) else math.inf
 
 
 def growing_pieces(stretch: Stretch) -> tuple[list[Stretch], int, list[Stretch]]:

@@ -53,6 +53,7 @@ from accounting.bounds import (
     run_assumptions,
 )
 from accounting.budget import NeighboringRelation, require_non_negative
+from accounting.errors import InvalidInput
 from accounting.joint_release import joint_release
 from accounting.linear_combination import (
     _require_covered,
@@ -62,8 +63,8 @@ from accounting.linear_combination import (
     step_sensitivity,
 )
 from accounting.profile import GaussianProfile
-from accounting.rounding import ULP, root_up, sum_up
-from accounting.shifted_blocks import Stretch, cost
+from accounting.rounding import ULP, root_up
+from accounting.shifted_blocks import Stretch, cost, total_up
 from accounting.shifted_program import Path, carry, payments_at, prepare, price
 from accounting.shifted_tree import own_and_shared
 from accounting.trajectory import Segment, Trajectory
@@ -74,7 +75,7 @@ SOURCE = (
     "Shifted interpolation (Bok, Su and Altschuler 2024, arXiv 2403.00278), extended to merges of runs: the "
     "record's influence is paid where it costs least, the rest is hidden by the noise of the merged last steps"
 )
-_FARTHEST = 1e60  # beyond this ratio to the largest sensitivity a quantity is moved to it, on the safe side
+_SMALLEST = 1e-30  # of a step's sensitivity; the largest is its inverse
 _LISTED_REASONS = 8
 
 
@@ -114,22 +115,24 @@ def shifted(
     Raises:
         IncompatibleCandidates: the theorem does not cover these runs, with the reason: Poisson sampling, an
             adapted schedule, per-layer clipping, an optimizer other than plain SGD, or another relation.
+        InvalidInput: weights off the simplex, or steps too small or large for floating point.
     """
     used = _used_runs(trajectories, weights, relation)
     require_non_negative("fresh_noise", fresh_noise)
     runs = [trajectory for _, trajectory in used]
     for run in runs:
         _require_covered([run])
+    _require_representable(runs, relation, fresh_noise)
     if share_steps(runs):
         mu = joint_release(runs, relation).mu
     else:
         mu = generic(runs, [weight for weight, _ in used], relation, fresh_noise).mu
     best = math.inf if mu is None else mu
-    merge = arrange(runs, relation) if share_steps(runs) or _some_known(runs) else None
-    if merge is not None:
+    if share_steps(runs) or _some_known(runs):
+        merge = arrange(runs, relation)
         shares = np.zeros(len(merge.paths))
         np.add.at(shares, list(merge.owner), [weight for weight, _ in used])
-        noise = min(fresh_noise * merge.scale, _FARTHEST)
+        noise = fresh_noise * merge.scale
         best = min(best, _root(square_of(merge, shares, noise, best_payments(merge, shares, noise))))
     return Bound(
         name="shifted",
@@ -140,32 +143,24 @@ def shifted(
     )
 
 
-def arrange(runs: Sequence[Trajectory], relation: NeighboringRelation) -> Merge | None:
-    """Cut runs into paths of their own and the prefixes that they share, each shared one counted once.
-
-    Returns:
-        None where the runs' sensitivities are beyond floating point.
-    """
-    segments = {id(segment): segment for run in runs for segment in run.segments}
-    moved = [step_sensitivity(segment, relation) for segment in segments.values()]
-    noises = [step_noise(segment) for segment in segments.values()]
-    if not (min(moved) > 1e-290 and max(moved) < 1e290 and max(noises) < math.inf):
-        return None
-    scale = 2.0 ** -math.frexp(max(moved))[1]
+def arrange(runs: Sequence[Trajectory], relation: NeighboringRelation) -> Merge:
+    """Cut runs into paths of their own and the prefixes that they share, each shared one counted once."""
+    largest = max(step_sensitivity(segment, relation) for run in runs for segment in run.segments)
+    scale = 2.0 ** -math.frexp(largest)[1]
 
     def stretch(segment: Segment, steps: int) -> Stretch:
-        noise = min(step_noise(segment) * scale, _FARTHEST)
+        noise = step_noise(segment) * scale
         return Stretch(
             steps=steps,
-            moved=max(step_sensitivity(segment, relation) * scale, 1 / _FARTHEST),
-            noise=noise if noise >= 1 / _FARTHEST else 0.0,
+            moved=step_sensitivity(segment, relation) * scale,
+            noise=noise if noise >= _SMALLEST**2 else 0.0,
             lipschitz=segment.update_lipschitz,
         )
 
     owner, own, shared = own_and_shared(runs)
     paths = tuple(prepare([stretch(*part) for part in parts]) for parts in own)
     prefixes = [prepare([stretch(*part) for part in parts], ends_at_zero=True) for parts in shared]
-    settled = sum_up(path.settled_cost for path in (*paths, *prefixes))
+    settled = total_up(path.settled_cost for path in (*paths, *prefixes))
     return Merge(owner=owner, paths=paths, settled=settled, scale=scale)
 
 
@@ -204,9 +199,9 @@ def square_of(merge: Merge, weights: Array, fresh_noise: float, payments: Sequen
     """
     left, squares = left_over(merge, payments)
     lasts = [(w, path.last) for w, path in zip(weights.tolist(), merge.paths, strict=True)]
-    total = sum_up(w * r for (w, _), r in zip(lasts, left, strict=True)) * (1 + 4 * ULP)
+    total = total_up(w * r for (w, _), r in zip(lasts, left, strict=True)) * (1 + 4 * ULP)
     variance = math.fsum([fresh_noise**2, *((w * last.noise) ** 2 for w, last in lasts if last)])
-    return sum_up([merge.settled, squares, cost(total, math.sqrt(variance))]) * (1 + 16 * ULP)
+    return total_up([merge.settled, squares, cost(total, math.sqrt(variance))]) * (1 + 16 * ULP)
 
 
 def left_over(merge: Merge, payments: Sequence[Sequence[float]]) -> tuple[list[float], float]:
@@ -220,7 +215,7 @@ def left_over(merge: Merge, payments: Sequence[Sequence[float]]) -> tuple[list[f
         else:
             carried = path.last.lipschitz * z if z > 0 else 0.0
             left.append((carried + path.last.moved) * (1 + 4 * ULP))
-    return left, sum_up(squares)
+    return left, total_up(squares)
 
 
 def share_steps(runs: Sequence[Trajectory]) -> bool:
@@ -248,6 +243,21 @@ def assumptions_of(
     return tuple(sentences)
 
 
+def _require_representable(
+    runs: Iterable[Trajectory], relation: NeighboringRelation, *fresh_noises: float
+) -> None:
+    """Refuse what floating point could round to nothing or to infinity when squared."""
+    segments = [segment for run in runs for segment in run.segments]
+    moved = [step_sensitivity(segment, relation) for segment in segments]
+    noises = [*fresh_noises, *(step_noise(segment) for segment in segments)]
+    if not (min(moved) >= _SMALLEST and max(moved) <= 1 / _SMALLEST and max(noises) <= 1 / _SMALLEST):
+        raise InvalidInput(
+            f"Steps may move the parameters by {_SMALLEST:g} to {1 / _SMALLEST:g}, and have noise of at most "
+            f"{1 / _SMALLEST:g} per coordinate; these do not, so check learning_rate, max_grad_norm, "
+            "expected_batch_size and noise_multiplier."
+        )
+
+
 def _reasons(runs: Iterable[Trajectory]) -> list[str]:
     segments = [s for run in runs for s in run.segments if math.isfinite(s.update_lipschitz)]
     reasons = sorted({segment.update_lipschitz_reason for segment in segments})
@@ -263,4 +273,6 @@ def _some_known(runs: Iterable[Trajectory]) -> bool:
 
 def _root(square: float) -> float:
     """mu from mu^2; the few units in the last place cover the rounding of s and nu themselves."""
+    if math.isnan(square):
+        return math.inf
     return root_up(square) * (1 + 16 * ULP)

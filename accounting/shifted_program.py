@@ -38,8 +38,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accounting.errors import InvalidInput
-from accounting.rounding import ULP, sum_up
-from accounting.shifted_blocks import Block, Stretch, after_block, block_of, cost, growing_pieces
+from accounting.rounding import ULP
+from accounting.shifted_blocks import Block, Stretch, after_block, block_of, cost, growing_pieces, total_up
 
 Array = NDArray[np.float64]
 
@@ -79,7 +79,7 @@ class Path:
     def settled_cost(self) -> float:
         """The cost of all that must end with z = 0, rounded up; infinite where a step there has no noise."""
         at_once = (stretch.steps * cost(stretch.moved, stretch.noise) for stretch in self.paid)
-        return sum_up([*at_once, *map(_settle, self.settled)]) * (1 + 4 * ULP)
+        return total_up([*at_once, *map(_settle, self.settled)]) * (1 + 4 * ULP)
 
 
 def prepare(stretches: Sequence[Stretch], *, ends_at_zero: bool = False) -> Path:
@@ -148,7 +148,7 @@ def carry(chunk: Chunk, payments: Sequence[float]) -> tuple[float, float]:
         if wanted > paid * (1 + _OVERPAID):
             raise InvalidInput("A payment exceeds what is owed, which would make z negative.")
         costs.append(cost(paid, block.noise) * block.square_sum * (1 + block.slack))
-    return z, sum_up(costs)
+    return z, total_up(costs)
 
 
 def feasible(chunk: Chunk, payments: Sequence[float]) -> list[float]:
