@@ -1,0 +1,236 @@
+"""What the calculator answers: JSON documents, tables, and sentences that a privacy officer could read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from decimal import ROUND_CEILING, Context
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from accounting.bounds import STEPWISE_ASSUMPTION, Bound
+from tasks.account_bounds import KIND_WORDS, Account, Line
+from tasks.account_runs import Release
+from tasks.account_solve import Answer, Option
+
+BOUND_WORDS = {
+    "joint": "joint release",
+    "generic": "generic, last steps merged",
+    "shifted": "shifted interpolation",
+    "stepwise": "step-wise formula",
+    "random_selection_pld": "random selection, exact",
+    "random_selection_rdp": "random selection, Renyi",
+    "joint_rdp": "joint release, Renyi",
+    "basic_composition": "basic composition",
+    "advanced_composition": "advanced composition",
+}
+MECHANISM_WORDS = {**KIND_WORDS, "mixture": "mixture of merges", "best_single": "one run alone"}
+NOT_A_GUARANTEE = f"Not a guarantee for DP-SGD. It assumes: {STEPWISE_ASSUMPTION}"
+SELECTION_WORDS = {
+    "noise": "The weights depend on the runs' public hyper-parameters and the budget alone: of runs of one "
+    "recipe, those that leave the least noise in the released parameters.",
+    "stated": "The weights give the largest expected utility, by the utilities that the file states. If those "
+    "were measured on the privately trained models, choosing by them costs privacy that is not accounted here.",
+}
+
+
+def bounds_document(account: Account) -> dict[str, Any]:
+    """JSON-ready: every bound, or null with its reason, and the one that is certified."""
+    best = account.certified
+    reasons = {line.name: line.reason for line in account.lines.values() if line.reason is not None}
+    if best is None:
+        reasons["certified"] = _no_guarantee(account)
+    document: dict[str, Any] = {
+        "bounds": {line.name: _numbers(line) for line in account.lines.values()},
+        "certified": {
+            "bound": None if best is None else best.name,
+            "epsilon": None if best is None else best.epsilon,
+        },
+        "delta": account.delta,
+        "neighboring_relation": account.release.relation.value,
+        "reasons": reasons,
+        "assumptions": [] if best is None or best.bound is None else list(best.bound.assumptions),
+        "source": None if best is None or best.bound is None else best.bound.source,
+    }
+    if account.lines["stepwise"].epsilon is not None:
+        document["warnings"] = {"stepwise": NOT_A_GUARANTEE}
+    return document
+
+
+def answer_document(answer: Answer) -> dict[str, Any]:
+    """JSON-ready: the plan, what stands beside it, and why."""
+    best = answer.best
+    others = bounds_document(answer.account)
+    reasons = {f"bounds.{name}": reason for name, reason in others["reasons"].items() if name != "certified"}
+    if answer.utility_reason is not None:
+        reasons["expected_utility"] = answer.utility_reason
+    return {
+        "mechanism": best.label,
+        "weights": dict(best.weights),
+        "bound": best.bound,
+        "epsilon": best.epsilon,
+        "expected_utility": best.expected_utility,
+        "delta": answer.budget.delta,
+        "budget": {"epsilon": answer.budget.epsilon, "delta": answer.budget.delta},
+        "neighboring_relation": answer.account.release.relation.value,
+        "selection": answer.selection,
+        "selection_rule": SELECTION_WORDS[answer.selection],
+        "member_epsilons": dict(answer.member_epsilons),
+        "bounds": others["bounds"],
+        "alternatives": [_option(option) for option in answer.alternatives],
+        "set_aside": dict(answer.set_aside),
+        "reasons": reasons,
+        "notes": list(answer.notes),
+        "assumptions": list(answer.bound.assumptions),
+        "source": answer.bound.source,
+    }
+
+
+def release_in_words(release: Release) -> str:
+    """For example `linear combination of 0.25 a + 0.75 b`."""
+    words = KIND_WORDS[release.kind]
+    if release.weights is None:
+        return f"{words} of {', '.join(run.name for run in release.runs)}"
+    names = {run.name: weight for run, weight in zip(release.runs, release.weights, strict=True)}
+    noise = f", with fresh noise of standard deviation {release.fresh_noise:g}" if release.fresh_noise else ""
+    return f"{words} of {weights_in_words(names)}{noise}"
+
+
+def weights_in_words(weights: Mapping[str, float]) -> str:
+    """For example `0.25 a + 0.75 b`; a run alone is only named."""
+    if len(weights) == 1:
+        return next(iter(weights)) + " alone"
+    return " + ".join(f"{weight:.6g} {name}" for name, weight in weights.items())
+
+
+def bounds_table(account: Account, marked: str | None) -> Table:
+    """Every bound that covers this kind of release; `marked` is the one that certifies it."""
+    table = Table(title=f"Bounds at delta {account.delta:g}", title_justify="left")
+    table.add_column("bound", no_wrap=True)
+    table.add_column("epsilon", justify="right", no_wrap=True)
+    table.add_column("mu", justify="right", no_wrap=True)
+    table.add_column("", overflow="fold")
+    for line in account.lines.values():
+        if not line.covers_kind:
+            continue
+        words = BOUND_WORDS[line.name]
+        mu = "" if line.mu is None else f"{rounded_up(line.mu)}"
+        if line.epsilon is None:
+            table.add_row(words, "-", "", f"[dim]{escape(line.reason or '')}[/]")
+        elif not line.sound:
+            table.add_row(
+                f"[dim]{words}[/]",
+                f"[dim]({rounded_up(line.epsilon)})[/]",
+                f"[dim]({mu})[/]",
+                "not a guarantee",
+            )
+        elif line.name == marked:
+            table.add_row(
+                f"[bold]{words}[/]", f"[bold]{rounded_up(line.epsilon)}[/]", mu, "[green]certified[/]"
+            )
+        else:
+            table.add_row(words, f"{rounded_up(line.epsilon)}", mu, "")
+    return table
+
+
+def options_table(answer: Answer) -> Table:
+    """The plan and what else would have fitted the budget."""
+    table = Table(
+        title=f"Within epsilon {answer.budget.epsilon:g} at delta {answer.budget.delta:g}",
+        title_justify="left",
+    )
+    table.add_column("mechanism", no_wrap=True)
+    table.add_column("weights", overflow="fold")
+    table.add_column("epsilon", justify="right", no_wrap=True)
+    table.add_column("expected utility", justify="right")
+    table.add_column("certified by", overflow="fold")
+    for option in (answer.best, *answer.alternatives):
+        chosen = option is answer.best
+        words = MECHANISM_WORDS[option.label]
+        utility = "not known" if option.expected_utility is None else f"{option.expected_utility:.6g}"
+        table.add_row(
+            f"[bold green]{words}[/]" if chosen else words,
+            escape(weights_in_words(option.weights)),
+            f"{rounded_up(option.epsilon)}",
+            utility,
+            BOUND_WORDS[option.bound],
+        )
+    return table
+
+
+def bounds_sentences(account: Account) -> list[str]:
+    """The certified number and what it rests on; Rich markup."""
+    best = account.certified
+    release = escape(release_in_words(account.release))
+    if best is None or best.bound is None or best.epsilon is None:
+        return [f"[bold red]No guarantee[/] for this {release}: {escape(_no_guarantee(account))}"]
+    sentences = [
+        f"The {release} has [bold]epsilon {rounded_up(best.epsilon)}[/] at delta {account.delta:g} under "
+        f"{account.release.relation}, by this bound: {BOUND_WORDS[best.name]}. "
+        f"Source: {escape(best.bound.source)}.",
+    ]
+    if account.lines["stepwise"].epsilon is not None:
+        sentences.append(f"The step-wise number is {NOT_A_GUARANTEE[0].lower()}{NOT_A_GUARANTEE[1:]}")
+    return sentences + assumption_sentences(best.bound)
+
+
+def answer_sentences(answer: Answer) -> list[str]:
+    """The plan in words, how it was chosen and what it rests on; Rich markup."""
+    best = answer.best
+    expected = "" if best.expected_utility is None else f", with expected utility {best.expected_utility:.6g}"
+    sentences = [
+        f"Release a {escape(release_in_words(answer.account.release))}: [bold]epsilon {rounded_up(best.epsilon)}[/] at "
+        f"delta {answer.budget.delta:g}{expected}.",
+        SELECTION_WORDS[answer.selection],
+    ]
+    if answer.utility_reason is not None:
+        sentences.append(f"No expected utility is shown. {answer.utility_reason}")
+    if best.label == "random_selection" and len(best.weights) > 1:
+        own = ", ".join(
+            f"{name} {'unknown' if epsilon is None else rounded_up(epsilon)}"
+            for name, epsilon in answer.member_epsilons.items()
+        )
+        sentences.append(
+            "Whoever learns which run was drawn is protected by that run's own guarantee. Epsilon of each at "
+            f"this delta: {escape(own)}."
+        )
+    sentences += [escape(f"{name} {reason.rstrip('.')}.") for name, reason in answer.set_aside.items()]
+    sentences += [escape(note) for note in answer.notes]
+    return sentences + assumption_sentences(answer.bound)
+
+
+def rounded_up(value: float) -> str:
+    """Four digits of an upper bound: never less than it."""
+    digits = Context(prec=4, rounding=ROUND_CEILING).create_decimal(value)
+    return f"{float(digits):.4g}"
+
+
+def assumption_sentences(bound: Bound) -> list[str]:
+    """A heading, and one line for each assumption."""
+    return [
+        "This holds if all of the following is true:",
+        *(f"  - {escape(text)}" for text in bound.assumptions),
+    ]
+
+
+def _numbers(line: Line) -> dict[str, float] | None:
+    if line.epsilon is None:
+        return None
+    return {"epsilon": line.epsilon} if line.mu is None else {"mu": line.mu, "epsilon": line.epsilon}
+
+
+def _option(option: Option) -> dict[str, Any]:
+    return {
+        "label": option.label,
+        "weights": dict(option.weights),
+        "bound": option.bound,
+        "epsilon": option.epsilon,
+        "expected_utility": option.expected_utility,
+    }
+
+
+def _no_guarantee(account: Account) -> str:
+    """Why nothing is certified: what the bounds that cover the release say, each reason once."""
+    found = [line.reason for line in account.lines.values() if line.covers_kind and line.reason]
+    return " ".join(dict.fromkeys(found))

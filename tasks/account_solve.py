@@ -1,0 +1,278 @@
+"""The plan for a budget: which runs, with which weights, from what a calculator's file says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from accounting.bounds import Bound
+from accounting.budget import NeighboringRelation, PrivacyBudget
+from accounting.errors import BudgetInfeasible, InvalidInput, RemergeError
+from accounting.plan import Mechanism, Plan
+from accounting.solver import solve
+from accounting.training_hint import training_hint
+from accounting.trajectory import Candidate, Trajectory
+from tasks.account_bounds import Account, account_of
+from tasks.account_draw import Draw, Draws, best_draw
+from tasks.account_file import AccountFile
+from tasks.account_runs import Release, Run
+
+UNKNOWN_AVERAGE = "The utility of a weighted average does not follow from the utilities of the runs in it."
+_CAP_ADVISED = 4  # times the budget's epsilon; the default of a policy's realised_epsilon_cap
+NO_UTILITIES = "The file does not state a utility for every run."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One release that fits the budget."""
+
+    label: str  # the mechanism's name, or "best_single"
+    weights: Mapping[str, float]
+    bound: str
+    epsilon: float  # nats, at the budget's delta
+    expected_utility: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The best option, what stands beside it, and how it was chosen."""
+
+    best: Option
+    bound: Bound  # which certifies it
+    budget: PrivacyBudget
+    selection: str  # "noise", or "stated" utilities
+    utility_reason: str | None  # why no expected utility is known
+    account: Account  # every bound of the same release
+    member_epsilons: Mapping[str, float | None]  # of each run used, alone, at the budget's delta; nats
+    alternatives: tuple[Option, ...]
+    set_aside: Mapping[str, str]  # by run, why it was not considered
+    notes: tuple[str, ...]
+
+
+def answer_of(file: AccountFile, runs: Mapping[str, Run], where: str) -> Answer:
+    """Solve a file's budget.
+
+    Raises:
+        InvalidInput: no budget, or nothing to compare the runs by.
+        BudgetInfeasible: nothing fits; says what would.
+    """
+    if file.budget is None:
+        raise InvalidInput(
+            f"{where}: the field budget is missing; say what is allowed, for example budget: {{epsilon: 2}}."
+        )
+    task = _Task(
+        runs=tuple(runs.values()),
+        budget=PrivacyBudget(epsilon=file.budget.epsilon, delta=file.delta),
+        relation=NeighboringRelation(file.neighboring_relation),
+        mechanisms=tuple(Mechanism(name) for name in file.mechanisms),
+        cap=file.budget.realised_epsilon_cap,
+        where=where,
+    )
+    utilities = {run.name: run.utility for run in task.runs if run.utility is not None}
+    stated = len(utilities) == len(task.runs)
+    answer = _by_utility(task, utilities) if stated else _by_noise(task, utilities)
+    return replace(answer, notes=(*answer.notes, *_weak_draws(answer, task.cap)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    runs: tuple[Run, ...]
+    budget: PrivacyBudget
+    relation: NeighboringRelation
+    mechanisms: tuple[Mechanism, ...]
+    cap: float | None  # nats; largest epsilon of a run itself that may be drawn
+    where: str
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        """The runs known step by step."""
+        return [
+            Candidate(name=run.name, trajectory=run.known_by, utility=run.utility)
+            for run in self.runs
+            if isinstance(run.known_by, Trajectory)
+        ]
+
+    def plan(self, mechanisms: Sequence[Mechanism]) -> Plan:
+        """The one door to the solver."""
+        try:
+            return solve(
+                self.budget,
+                self.candidates,
+                relation=self.relation,
+                mechanisms=mechanisms,
+                selection="noise",
+                realised_epsilon_cap=self.cap,
+            )
+        except InvalidInput as error:
+            # Utilities also decide between runs of different recipes.
+            hint = ", or state a utility for every run" if "noise" in error.message else ""
+            raise InvalidInput(f"{self.where}: {error.message.rstrip('.')}{hint}.") from None
+
+    def account(self, plan: Plan) -> Account:
+        """Every bound of a plan's release."""
+        used = tuple(run for run in self.runs if run.name in plan.weights)
+        release = Release(
+            kind=plan.mechanism.value,
+            runs=used,
+            weights=tuple(plan.weights[run.name] for run in used),
+            relation=self.relation,
+        )
+        return account_of(release, self.budget.delta)
+
+
+def _by_noise(task: _Task, utilities: Mapping[str, float]) -> Answer:
+    if not task.candidates:
+        raise InvalidInput(
+            f"{task.where}: these runs are known only by stated guarantees, which say nothing of their noise; "
+            "state a utility for every run to choose between them."
+        )
+    notes: tuple[str, ...] = ()
+    if utilities:
+        silent = ", ".join(run.name for run in task.runs if run.name not in utilities)
+        notes = (f"The stated utilities are not used, because none is stated for {silent}.",)
+    return _planned(task, task.plan(task.mechanisms), {}, notes)
+
+
+def _by_utility(task: _Task, utilities: Mapping[str, float]) -> Answer:
+    """Random selection by the stated utilities; a linear combination, whose utility is not known, by noise."""
+    others = tuple(m for m in task.mechanisms if m is not Mechanism.RANDOM_SELECTION)
+    draws, plan, refusal = None, None, None
+    if others != task.mechanisms:
+        draws = best_draw(task.runs, utilities, task.budget, task.relation, task.cap)
+    if others and task.candidates:
+        try:
+            plan = task.plan(others)
+        except RemergeError as error:
+            refusal = error
+    if draws is not None and draws.best is not None:
+        return _drawn(task, utilities, draws, draws.best, plan, refusal)
+    if plan is not None:
+        return _planned(task, plan, utilities, ())
+    raise refusal or _infeasible(task, draws)
+
+
+def _planned(task: _Task, plan: Plan, utilities: Mapping[str, float], notes: tuple[str, ...]) -> Answer:
+    """What the solver answers, which compares runs by their noise."""
+    stated = {
+        run.name: "known only by a stated guarantee, so its noise cannot be compared"
+        for run in task.runs
+        if run.stated is not None
+    }
+    best = _option(plan, utilities)
+    return Answer(
+        best=best,
+        bound=plan.bound,
+        budget=task.budget,
+        selection="noise",
+        utility_reason=None if best.expected_utility is not None else _unknown(utilities),
+        account=task.account(plan),
+        member_epsilons=plan.member_epsilons,
+        alternatives=tuple(
+            Option(
+                label=other.label,
+                weights=other.weights,
+                bound=other.bound_name,
+                epsilon=other.epsilon,
+                expected_utility=_of_one(other.weights, utilities),
+            )
+            for other in plan.alternatives
+        ),
+        set_aside={**plan.set_aside, **stated},
+        notes=(*notes, *plan.notes),
+    )
+
+
+def _drawn(
+    task: _Task,
+    utilities: Mapping[str, float],
+    draws: Draws,
+    best: Draw,
+    plan: Plan | None,
+    refusal: RemergeError | None,
+) -> Answer:
+    """A random selection by stated utilities, with the solver's linear combination beside it."""
+    alternatives = [] if plan is None else [_option(plan, utilities)]
+    if draws.best_single is not None:
+        alternatives.append(_drawn_option("best_single", draws.best_single))
+    notes: tuple[str, ...] = () if plan is None else plan.notes
+    if isinstance(refusal, BudgetInfeasible):
+        notes = ("No linear combination was found within the budget.",)
+    elif refusal is not None:
+        notes = (f"No linear combination was sought: {refusal.message}",)
+    return Answer(
+        best=_drawn_option(Mechanism.RANDOM_SELECTION.value, best),
+        bound=best.bound,
+        budget=task.budget,
+        selection="stated",
+        utility_reason=None,
+        account=account_of(best.release, task.budget.delta),
+        member_epsilons={run.name: draws.epsilons[run.name] for run in best.release.runs},
+        alternatives=tuple(alternatives),
+        set_aside=draws.set_aside,
+        notes=notes,
+    )
+
+
+def _option(plan: Plan, utilities: Mapping[str, float]) -> Option:
+    return Option(
+        label=plan.mechanism.value,
+        weights=plan.weights,
+        bound=plan.bound.name,
+        epsilon=plan.epsilon,
+        expected_utility=_of_one(plan.weights, utilities),
+    )
+
+
+def _drawn_option(label: str, draw: Draw) -> Option:
+    weights = draw.release.weights or ()
+    return Option(
+        label=label,
+        weights={run.name: weight for run, weight in zip(draw.release.runs, weights, strict=True)},
+        bound=draw.bound.name,
+        epsilon=draw.epsilon,
+        expected_utility=draw.expected_utility,
+    )
+
+
+def _of_one(weights: Mapping[str, float], utilities: Mapping[str, float]) -> float | None:
+    """The utility of a release of one run alone, where it is stated."""
+    return utilities.get(next(iter(weights))) if len(weights) == 1 else None
+
+
+def _unknown(utilities: Mapping[str, float]) -> str:
+    return UNKNOWN_AVERAGE if utilities else NO_UTILITIES
+
+
+def _weak_draws(answer: Answer, cap: float | None) -> tuple[str, ...]:
+    """With delta to spare, a program puts a little weight on runs that are hardly private at all."""
+    if cap is not None or answer.best.label != Mechanism.RANDOM_SELECTION.value:
+        return ()
+    limit = _CAP_ADVISED * answer.budget.epsilon
+    return tuple(
+        f"Run {name} may be drawn, although its own epsilon is "
+        f"{'not known' if epsilon is None else f'as large as {epsilon:.3g}'} at this delta; set "
+        f"realised_epsilon_cap in budget (policies use {limit:g}) to keep such runs out."
+        for name, epsilon in answer.member_epsilons.items()
+        if epsilon is None or epsilon > limit
+    )
+
+
+def _infeasible(task: _Task, draws: Draws | None) -> BudgetInfeasible:
+    """No random selection fits, and no other mechanism was allowed or possible."""
+    known = {} if draws is None else {n: e for n, e in draws.epsilons.items() if e is not None}
+    best = min(known, key=lambda name: known[name], default=None)
+    hint = "ask for a larger epsilon or delta"
+    if task.candidates:
+        hint = training_hint(task.budget, task.candidates[0].trajectory, task.relation)
+    offer = "no run has an epsilon at this delta"
+    if best is not None:
+        offer = f"the smallest epsilon on offer is {known[best]:.4g}, of run {best}"
+        if known[best] <= task.budget.epsilon:
+            hint = "raise realised_epsilon_cap or allow linear_combination"
+    return BudgetInfeasible(
+        f"No random selection of these runs reaches epsilon {task.budget.epsilon:g} at delta "
+        f"{task.budget.delta:g}; {offer}, so {hint}.",
+        target=task.budget.epsilon,
+        best=None if best is None else known[best],
+        hint=hint,
+    )
