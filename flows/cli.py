@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from accounting.errors import InvalidInput, RemergeError
+from flows.account import account_app
 from infra.settings import Settings
 
 app = typer.Typer(
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 policy_app = typer.Typer(help="Regions' privacy policies: append-only documents.", no_args_is_help=True)
 app.add_typer(policy_app, name="policy")
+app.add_typer(account_app, name="account")
 
 out = Console()
 err = Console(stderr=True)

@@ -1,0 +1,96 @@
+"""`remerge account`: a calculator for people without a portfolio or a stack. It starts nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+account_app = typer.Typer(
+    help="A privacy calculator: runs and a release, or a budget, from a YAML or JSON file. Starts no service.",
+    no_args_is_help=True,
+)
+
+File = Annotated[Path, typer.Argument(help="YAML or JSON; see docs/accounting-calculator.md")]
+Json = Annotated[bool, typer.Option("--json", help="print one JSON document instead of tables")]
+Plot = Annotated[
+    Path | None,
+    typer.Option(metavar="OUT.png", help="draw the privacy profile, and epsilon over the weights"),
+]
+
+out = Console()
+err = Console(stderr=True)
+
+
+@account_app.command()
+def bounds(file: File, as_json: Json = False, plot: Plot = None) -> None:
+    """Every bound that applies to the file's release, side by side, and the one that can be certified."""
+    with _progress("Accounting ..."):
+        from tasks.account_bounds import account_of
+        from tasks.account_file import load_account_file
+        from tasks.account_plot import draw_account, require_plot_path
+        from tasks.account_report import bounds_document, bounds_sentences, bounds_table
+        from tasks.account_runs import release_of, runs_of
+
+        if plot is not None:
+            require_plot_path(plot)
+        content = load_account_file(file)
+        release = release_of(content, runs_of(content, str(file)), str(file))
+        account = account_of(release, content.delta)
+        best = account.certified
+    if plot is not None:
+        with _progress("Drawing ..."):
+            draw_account(account, plot, certified=None if best is None else best.name)
+    if as_json:
+        _print_json(bounds_document(account))
+        return
+    out.print(bounds_table(account, None if best is None else best.name))
+    _print_sentences(bounds_sentences(account), plot)
+
+
+@account_app.command()
+def solve(file: File, as_json: Json = False, plot: Plot = None) -> None:
+    """The plan for the file's budget: which runs, with which weights, and the bound that certifies it."""
+    with _progress("Solving ..."):
+        from tasks.account_file import load_account_file
+        from tasks.account_plot import draw_account, require_plot_path
+        from tasks.account_report import answer_document, answer_sentences, bounds_table, options_table
+        from tasks.account_runs import runs_of
+        from tasks.account_solve import answer_of
+
+        if plot is not None:
+            require_plot_path(plot)
+        content = load_account_file(file)
+        answer = answer_of(content, runs_of(content, str(file)), str(file))
+    if plot is not None:
+        with _progress("Drawing ..."):
+            draw_account(answer.account, plot, certified=answer.best.bound, budget=answer.budget)
+    if as_json:
+        _print_json(answer_document(answer))
+        return
+    out.print(options_table(answer))
+    out.print(bounds_table(answer.account, answer.best.bound))
+    _print_sentences(answer_sentences(answer), plot)
+
+
+@contextmanager
+def _progress(text: str) -> Iterator[None]:
+    """On stderr, so that stdout stays a document; nothing where nobody watches."""
+    with err.status(text):
+        yield
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    typer.echo(json.dumps(document, indent=2, allow_nan=False))
+
+
+def _print_sentences(sentences: list[str], plot: Path | None) -> None:
+    for sentence in sentences:
+        out.print(sentence, highlight=False, soft_wrap=True)
+    if plot is not None:
+        out.print(f"wrote {plot}", highlight=False, soft_wrap=True, markup=False)
