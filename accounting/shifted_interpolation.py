@@ -122,7 +122,7 @@ def shifted(
     runs = [trajectory for _, trajectory in used]
     for run in runs:
         _require_covered([run])
-    _require_representable(runs, relation, fresh_noise)
+    require_representable(runs, relation, fresh_noise)
     if share_steps(runs):
         mu = joint_release(runs, relation).mu
     else:
@@ -243,7 +243,7 @@ def assumptions_of(
     return tuple(sentences)
 
 
-def _require_representable(
+def require_representable(
     runs: Iterable[Trajectory], relation: NeighboringRelation, *fresh_noises: float
 ) -> None:
     """Refuse what floating point could round to nothing or to infinity when squared."""
