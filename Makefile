@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format lock schemas clean
+.PHONY: help install demo test bench lint format lock schemas clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ demo: $(STAMP) ## train a portfolio, change two regions' policies, show what was
 
 test: $(STAMP) ## the whole test suite, on the real stack
 	@$(BIN)/python -m pytest -n 2 --dist loadscope $(ARGS)
+
+bench: $(STAMP) ## how fast the accounting is, beside its targets (a few minutes)
+	@$(BIN)/python -m tests.benchmarks.bench_accounting $(ARGS)
 
 lint: $(STAMP) ## ruff, and strict typing of accounting/
 	@$(BIN)/ruff check .
