@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from accounting.bounds import INDEX_REVEALED, WEIGHTS_BLIND, Bound
 from accounting.budget import NeighboringRelation
@@ -28,6 +28,7 @@ KIND_WORDS = {
     "linear_combination": "linear combination",
     "random_selection": "random selection",
     "joint": "joint release",
+    "mixture": "mixture of merges",
 }
 
 
@@ -57,7 +58,7 @@ class Account:
 
     release: Release
     delta: float
-    lines: Mapping[str, Line]  # by name, all of `BOUNDS`, in their order
+    lines: Mapping[str, Line]  # by name, all of `BOUNDS` in their order
 
     @property
     def certified(self) -> Line | None:
@@ -70,6 +71,12 @@ def account_of(release: Release, delta: float) -> Account:
     """Evaluate every bound of a release at `delta`."""
     lines = {name: _line(name, release, delta) for name in BOUNDS}
     return Account(release=release, delta=delta, lines=lines)
+
+
+def with_certified(account: Account, bound: Bound, epsilon: float) -> Account:
+    """The account with the line of the bound that a plan rests on, as the plan states it."""
+    line = Line(name=bound.name, bound=bound, epsilon=epsilon, reason=None, covers_kind=True)
+    return replace(account, lines={**account.lines, bound.name: line})
 
 
 def bound_of(name: str, release: Release, delta: float) -> Bound:

@@ -15,7 +15,7 @@ import numpy as np
 from accounting.budget import PrivacyBudget
 from accounting.errors import AccountingError, InvalidInput, RemergeError
 from tasks.account_bounds import Account, Line, bound_of, epsilon_of, profile_of
-from tasks.account_report import BOUND_WORDS, release_in_words, rounded_up
+from tasks.account_report import bound_words, release_in_words, rounded_up
 from tasks.account_runs import Release, Run
 
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -69,7 +69,9 @@ def draw_account(
     lines = [line for line in account.lines.values() if line.epsilon is not None]
     if not lines:
         raise InvalidInput(f"--plot {path}: there is nothing to draw, since no bound has a finite epsilon.")
-    several = account.release.weights is not None and len(account.release.runs) > 1
+    several = (
+        account.release.kind in ("linear_combination", "random_selection") and len(account.release.runs) > 1
+    )
     figure = Figure(figsize=(11.5 if several else 7.0, 5.6), layout="constrained")
     axes = figure.subplots(1, 2 if several else 1, squeeze=False)[0]
     _draw_profile(axes[0], account, lines, certified, budget)
@@ -217,10 +219,10 @@ def _own_epsilon(run: Run, account: Account) -> float:
 def _style(name: str, certified: str | None) -> dict[str, Any]:
     unsound = name == "stepwise"
     return {
-        "color": COLOURS[name],
+        "color": COLOURS.get(name, "#6A3D9A"),
         "linewidth": 2.6 if name == certified else 1.4,
         "linestyle": "--" if unsound else "-",
-        "label": BOUND_WORDS[name] + (" (not a guarantee)" if unsound else ""),
+        "label": bound_words(name) + (" (not a guarantee)" if unsound else ""),
         "zorder": 3 if name == certified else 2,
     }
 

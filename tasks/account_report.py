@@ -25,7 +25,7 @@ BOUND_WORDS = {
     "basic_composition": "basic composition",
     "advanced_composition": "advanced composition",
 }
-MECHANISM_WORDS = {**KIND_WORDS, "mixture": "mixture of merges", "best_single": "one run alone"}
+MECHANISM_WORDS = {**KIND_WORDS, "best_single": "one run alone"}
 NOT_A_GUARANTEE = f"Not a guarantee for DP-SGD. It assumes: {STEPWISE_ASSUMPTION}"
 SELECTION_WORDS = {
     "noise": "The weights depend on the runs' public hyper-parameters and the budget alone: of runs of one "
@@ -33,6 +33,11 @@ SELECTION_WORDS = {
     "stated": "The weights give the largest expected utility, by the utilities that the file states. If those "
     "were measured on the privately trained models, choosing by them costs privacy that is not accounted here.",
 }
+
+
+def bound_words(name: str) -> str:
+    """A bound's name for people."""
+    return BOUND_WORDS.get(name, name.replace("_", " "))
 
 
 def bounds_document(account: Account) -> dict[str, Any]:
@@ -114,7 +119,7 @@ def bounds_table(account: Account, marked: str | None) -> Table:
     for line in account.lines.values():
         if not line.covers_kind:
             continue
-        words = BOUND_WORDS[line.name]
+        words = bound_words(line.name)
         mu = "" if line.mu is None else f"{rounded_up(line.mu)}"
         if line.epsilon is None:
             table.add_row(words, "-", "", f"[dim]{escape(line.reason or '')}[/]")
@@ -154,7 +159,7 @@ def options_table(answer: Answer) -> Table:
             escape(weights_in_words(option.weights)),
             f"{rounded_up(option.epsilon)}",
             utility,
-            BOUND_WORDS[option.bound],
+            bound_words(option.bound),
         )
     return table
 
@@ -167,7 +172,7 @@ def bounds_sentences(account: Account) -> list[str]:
         return [f"[bold red]No guarantee[/] for this {release}: {escape(_no_guarantee(account))}"]
     sentences = [
         f"The {release} has [bold]epsilon {rounded_up(best.epsilon)}[/] at delta {account.delta:g} under "
-        f"{account.release.relation}, by this bound: {BOUND_WORDS[best.name]}. "
+        f"{account.release.relation}, by this bound: {bound_words(best.name)}. "
         f"Source: {escape(best.bound.source)}.",
     ]
     if account.lines["stepwise"].epsilon is not None:

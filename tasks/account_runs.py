@@ -35,9 +35,11 @@ class Run:
 class Release:
     """What is shown to the world."""
 
-    kind: str  # "linear_combination", "random_selection" or "joint"
+    kind: str  # "linear_combination", "random_selection" or "joint"; of a plan also "mixture"
     runs: tuple[Run, ...]  # those with a weight above 0
-    weights: tuple[float, ...] | None  # all > 0, summing to 1; None for a joint release
+    weights: (
+        tuple[float, ...] | None
+    )  # all > 0, summing to 1; None for a joint release; of a mixture expected
     relation: NeighboringRelation
     fresh_noise: float = 0.0  # per parameter, of a linear combination
 

@@ -12,7 +12,7 @@ from accounting.plan import Mechanism, Plan
 from accounting.solver import solve
 from accounting.training_hint import training_hint
 from accounting.trajectory import Candidate, Trajectory
-from tasks.account_bounds import Account, account_of
+from tasks.account_bounds import Account, account_of, with_certified
 from tasks.account_draw import Draw, Draws, best_draw
 from tasks.account_file import AccountFile
 from tasks.account_runs import Release, Run
@@ -117,7 +117,7 @@ class _Task:
             weights=tuple(plan.weights[run.name] for run in used),
             relation=self.relation,
         )
-        return account_of(release, self.budget.delta)
+        return with_certified(account_of(release, self.budget.delta), plan.bound, plan.epsilon)
 
 
 def _by_noise(task: _Task, utilities: Mapping[str, float]) -> Answer:
@@ -205,7 +205,7 @@ def _drawn(
         budget=task.budget,
         selection="stated",
         utility_reason=None,
-        account=account_of(best.release, task.budget.delta),
+        account=with_certified(account_of(best.release, task.budget.delta), best.bound, best.epsilon),
         member_epsilons={run.name: draws.epsilons[run.name] for run in best.release.runs},
         alternatives=tuple(alternatives),
         set_aside=draws.set_aside,
