@@ -22,7 +22,7 @@ from accounting.profile import require_simplex
 from accounting.trajectory import parse_relation
 
 SCHEMA = "remerge/certificate/1"
-GAUSSIAN_BOUNDS = ("joint", "generic")  # those that may have a closed form
+GAUSSIAN_BOUNDS = ("joint", "generic", "shifted")  # those that may have a closed form
 MERGE_RULES = {
     Mechanism.LINEAR_COMBINATION: "The released parameters are the sum of the candidates' parameters times "
     "their weights.",
@@ -87,6 +87,7 @@ class Certificate:
     other_bounds: Mapping[str, OtherBound]
     selection: str
     realised: Realised | None  # for a random selection
+    fresh_noise: float  # standard deviation per coordinate of the noise added to the merge, once; 0 for none
     versions: Mapping[str, str]
 
     def __post_init__(self) -> None:
@@ -106,6 +107,7 @@ class Certificate:
         if set(self.weights) != set(self.candidates):
             raise InvalidInput("candidates of a certificate must be exactly those with a weight.")
         require_non_negative("epsilon", self.epsilon)
+        require_non_negative("fresh_noise", self.fresh_noise)
         require_open_unit("delta", self.delta)
         if self.epsilon > self.budget.epsilon or self.delta > self.budget.delta:
             raise InvalidInput("A certificate's epsilon and delta must lie within the budget it names.")
@@ -242,6 +244,7 @@ def build_certificate(
         if realised is None
         else Realised(candidate=realised, epsilon=plan.member_epsilons[realised], delta=plan.budget.delta),
         versions=dict(versions),
+        fresh_noise=plan.fresh_noise,
     )
 
 

@@ -19,6 +19,7 @@ from accounting.linear_combination import generic
 from accounting.plan import Mechanism, OtherBound
 from accounting.random_selection import random_selection_rdp_bound
 from accounting.rdp import rdp_profile
+from accounting.shifted_interpolation import shifted
 from accounting.trajectory import Trajectory
 
 
@@ -30,6 +31,7 @@ def other_bounds(
     delta: float,
     *,
     certified: str,
+    fresh_noise: float = 0.0,
 ) -> dict[str, OtherBound]:
     """Epsilon at `delta` by every other accountant that applies, or the reason why one does not.
 
@@ -40,6 +42,7 @@ def other_bounds(
         relation: neighbouring data sets.
         delta: in (0, 1).
         certified: the name of the bound that the certificate uses; it is left out.
+        fresh_noise: tau of a linear combination; the bounds of single runs do not see it.
 
     Returns:
         By name of the bound. The composition theorems use only each run's own (epsilon, delta).
@@ -49,8 +52,15 @@ def other_bounds(
         "joint": lambda: joint_release(trajectories, relation).epsilon(delta),
         "joint_rdp": lambda: joint_rdp(trajectories, relation, delta).epsilon(delta),
     }
-    if several and mechanism is Mechanism.LINEAR_COMBINATION:
-        computations["generic"] = lambda: generic(trajectories, weights, relation).epsilon(delta)
+    if mechanism is Mechanism.LINEAR_COMBINATION:
+        if several or fresh_noise > 0:
+            computations["generic"] = lambda: generic(trajectories, weights, relation, fresh_noise).epsilon(
+                delta
+            )
+        if any(math.isfinite(s.update_lipschitz) for t in trajectories for s in t.segments):
+            computations["shifted"] = lambda: shifted(trajectories, weights, relation, fresh_noise).epsilon(
+                delta
+            )
     if several and mechanism is Mechanism.RANDOM_SELECTION:
         computations["random_selection_rdp"] = lambda: random_selection_rdp_bound(
             weights, trajectories, relation, delta

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 from accounting.bounds import Bound
-from accounting.budget import NeighboringRelation, PrivacyBudget
+from accounting.budget import NeighboringRelation, PrivacyBudget, require_non_negative
 from accounting.errors import AccountingError, InvalidInput
 from accounting.profile import require_simplex
 
@@ -39,12 +40,35 @@ class OtherBound:
 class Alternative:
     """What another mechanism, or the best single candidate, would have given within the same budget."""
 
-    label: str  # "linear_combination", "random_selection" or "best_single"
+    label: str  # the mechanism's name, or "best_single"
     mechanism: Mechanism
     weights: Mapping[str, float]
     bound_name: str
     epsilon: float  # nats, at the budget's delta
     objective: float  # as in Plan
+    fresh_noise: float = 0.0  # as in Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Component:
+    """One merge of a mixture: drawn with `weight`, then released alone."""
+
+    name: str  # "merge-1", ...
+    weight: float  # probability, > 0
+    weights: Mapping[str, float]  # lambda by candidate name, > 0, summing to 1, in candidate order
+    bound: Bound  # of this merge alone, which is what whoever sees the draw sees
+    epsilon: float  # nats, at the budget's delta; may exceed the budget
+    fresh_noise: float = 0.0  # as in Plan
+
+    def __post_init__(self) -> None:
+        require_weights(self.weights)
+        if not 0 < self.weight <= 1:
+            raise InvalidInput(
+                f"The weight of a component must lie in (0, 1], but {self.weight!r} was given."
+            )
+        require_non_negative("fresh_noise", self.fresh_noise)
+        if not self.bound.sound_for_dp_sgd:
+            raise AccountingError(f"The bound {self.bound.name!r} is not a guarantee and certifies nothing.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,23 +79,32 @@ class Plan:
     """
 
     mechanism: Mechanism
-    weights: Mapping[str, float]  # candidate name -> weight > 0, summing to 1, in candidate order
+    # candidate name -> weight > 0, summing to 1, in candidate order; of a mixture the expected lambda
+    weights: Mapping[str, float]
     bound: Bound
     budget: PrivacyBudget
     relation: NeighboringRelation
     selection: str  # what the weights depend on, see `solver.solve`
     epsilon: float  # nats, at budget.delta; at most budget.epsilon
-    objective: float  # minus the (expected) noise variance per coordinate of the released parameters
+    objective: float  # minus the (expected) noise variance per coordinate, or the expected utility
     member_epsilons: Mapping[str, float]  # each used candidate's own epsilon at budget.delta, nats
     other_bounds: Mapping[str, OtherBound] = field(default_factory=dict)
     alternatives: tuple[Alternative, ...] = ()
     set_aside: Mapping[str, str] = field(default_factory=dict)  # candidate name -> reason
     notes: tuple[str, ...] = ()
+    fresh_noise: float = 0.0  # tau: standard deviation per coordinate of noise still to be added, once
+    components: tuple[Component, ...] = ()  # of a mixture, at least one; empty for other mechanisms
+    expected_utility: float | None = None  # None where only noise was compared
 
     def __post_init__(self) -> None:
-        require_simplex(tuple(self.weights.values()))
-        if not all(weight > 0 for weight in self.weights.values()):
-            raise InvalidInput("A plan names only candidates with a weight above 0.")
+        require_weights(self.weights)
+        require_non_negative("fresh_noise", self.fresh_noise)
+        if self.fresh_noise > 0 and self.mechanism is not Mechanism.LINEAR_COMBINATION:
+            raise InvalidInput("Fresh noise is added to a linear combination, or to a mixture's components.")
+        if bool(self.components) != (self.mechanism is Mechanism.MIXTURE):
+            raise InvalidInput("A mixture has components, and no other mechanism has.")
+        if self.components:
+            require_components(self.weights, self.components)
         if set(self.member_epsilons) != set(self.weights):
             raise InvalidInput("A plan states the own epsilon of exactly the candidates it uses.")
         if not self.bound.sound_for_dp_sgd:
@@ -80,3 +113,42 @@ class Plan:
             raise AccountingError(
                 f"This release needs epsilon {self.epsilon:.6g}, over the budget's {self.budget.epsilon:.6g}."
             )
+
+
+class Weighted(Protocol):
+    """A component of a mixture, as planned or as certified."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def weight(self) -> float: ...
+    @property
+    def weights(self) -> Mapping[str, float]: ...
+
+
+def require_weights(weights: Mapping[str, float]) -> None:
+    """Refuse weights that are not all above 0 and on the simplex."""
+    require_simplex(tuple(weights.values()))
+    if not all(weight > 0 for weight in weights.values()):
+        raise InvalidInput("Only candidates with a weight above 0 are named.")
+
+
+def require_components(weights: Mapping[str, float], components: Sequence[Weighted]) -> None:
+    """Refuse components with repeated names, or whose expected weights are not `weights`."""
+    require_simplex(tuple(component.weight for component in components))
+    if len({component.name for component in components}) < len(components):
+        raise InvalidInput("The components of a mixture need different names.")
+    expected = expected_weights(components)
+    if set(expected) != set(weights) or any(abs(expected[n] - w) > 1e-9 for n, w in weights.items()):
+        raise InvalidInput(
+            "The weights of a mixture must be its components' weights, expected over the draw."
+        )
+
+
+def expected_weights(components: Sequence[Weighted]) -> dict[str, float]:
+    """Each candidate's lambda, expected over a mixture's draw, in order of appearance."""
+    names = dict.fromkeys(name for component in components for name in component.weights)
+    return {
+        name: math.fsum(component.weight * component.weights.get(name, 0.0) for component in components)
+        for name in names
+    }

@@ -12,6 +12,7 @@ from accounting.linear_combination import generic
 from accounting.other_bounds import joint_rdp
 from accounting.plan import Mechanism
 from accounting.random_selection import random_selection_bound, random_selection_rdp_bound
+from accounting.shifted_interpolation import shifted
 from accounting.trajectory import Trajectory
 
 _AGREEMENT = 1e-9  # relative; another machine may round a little differently
@@ -72,7 +73,9 @@ def recompute(certificate: Certificate, trajectories: Mapping[str, Trajectory]) 
         case "joint_rdp":
             return joint_rdp(runs, relation, certificate.delta)
         case "generic" if combined:
-            return generic(runs, weights, relation)
+            return generic(runs, weights, relation, certificate.fresh_noise)
+        case "shifted" if combined:
+            return shifted(runs, weights, relation, certificate.fresh_noise)
         case "random_selection_pld" if certificate.mechanism is Mechanism.RANDOM_SELECTION:
             return random_selection_bound(weights, runs, relation)
         case "random_selection_rdp" if certificate.mechanism is Mechanism.RANDOM_SELECTION:

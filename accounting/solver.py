@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from accounting.averages import best_average, best_single
 from accounting.budget import NeighboringRelation, PrivacyBudget, require_positive
 from accounting.comparable import comparable_class
+from accounting.draws import best_draw
 from accounting.errors import BudgetInfeasible, InvalidInput
 from accounting.joint_release import executed_steps
+from accounting.members import Member, members_of
 from accounting.other_bounds import other_bounds
 from accounting.plan import Mechanism, Plan
-from accounting.solutions import Member, Solution, best_average, best_draw, best_single, members_of
+from accounting.release import Release
 from accounting.training_hint import training_hint
 from accounting.trajectory import Candidate
 
@@ -25,6 +28,7 @@ def solve(
     mechanisms: Sequence[str | Mechanism] = (Mechanism.LINEAR_COMBINATION, Mechanism.RANDOM_SELECTION),
     selection: str = "noise",
     realised_epsilon_cap: float | None = None,
+    allow_fresh_noise: bool = False,
 ) -> Plan:
     """Find the weights of least noise whose release satisfies the budget, and certify them.
 
@@ -34,10 +38,16 @@ def solve(
     candidate order among equals; all others are set aside. The rule looks at public hyper-parameters only,
     never at a model, a score or a utility, so choosing the weights costs no privacy.
 
-    Linear combination: weights inversely proportional to the variances, over every set of runs that share
-    no steps (up to 14; a dynamic program beyond, see `noise_search`), certified by the lesser of the joint
-    and the generic bound; for Poisson-sampled runs the joint PLD of at most 12 promising sets is evaluated.
+    Linear combination: a continuous search over weights and sets of runs that share no steps (see
+    `merge_search`), certified by the least of the joint, the generic and the shifted bound. It ends in local
+    optima of a problem that is not convex, so a better merge may exist; what it returns is certified. For
+    runs that only the joint release covers (Poisson sampling, adapted schedules, ...): weights inversely
+    proportional to the variances over promising sets.
     Random selection: the exact linear program. One candidate alone keeps its own bound.
+
+    The noise variance compared is what training added to the parameters, `v_i = sum_t nu_t^2`, also where
+    updates contract (`update_lipschitz` below 1) and past noise has shrunk by the end: how much it shrinks
+    depends on the data, and v is an upper bound on what is left. Fresh noise counts in full beside it.
 
     Args:
         budget: epsilon in nats and delta.
@@ -47,6 +57,11 @@ def solve(
         selection: what the weights may depend on.
         realised_epsilon_cap: nats; candidates whose own epsilon at the budget's delta exceeds it are never
             drawn by random selection.
+        allow_fresh_noise: let a linear combination add Gaussian noise to the merged parameters, once (the
+            plan's `fresh_noise`): it reaches budgets below every candidate where updates are Lipschitz.
+            Whoever carries the plan out must draw that noise exactly once: two releases with different noise
+            on one merge cost more than the certificate says, so a retry has to release the same parameters.
+            The pipeline of this product does not do that and leaves it off.
 
     Returns:
         A plan whose bound was evaluated at the answer.
@@ -61,11 +76,12 @@ def solve(
     members, set_aside = comparable_class(candidates)
     usable, unusable = members_of(members, budget, relation)
     set_aside |= unusable
-    within = [member for member in usable if member.epsilon <= budget.epsilon]
 
-    found: dict[Mechanism, Solution | None] = {}
+    found: dict[Mechanism, Release | None] = {}
     if Mechanism.LINEAR_COMBINATION in wanted:
-        found[Mechanism.LINEAR_COMBINATION] = best_average(usable, within, budget, relation)
+        found[Mechanism.LINEAR_COMBINATION] = best_average(
+            usable, budget, relation, fresh_allowed=allow_fresh_noise
+        )
     if Mechanism.RANDOM_SELECTION in wanted:
         drawable = usable
         if realised_epsilon_cap is not None:
@@ -80,8 +96,11 @@ def solve(
     solutions = [solution for solution in found.values() if solution is not None]
     if not solutions:
         raise _infeasible(budget, usable, unusable, members[0], relation)
-    best = max(solutions, key=lambda solution: solution.objective)
-    single = best_single(within, best.mechanism)
+    best = solutions[0]
+    for other in solutions[1:]:
+        if other.clearly_better_than(best):
+            best = other
+    single = best_single(usable, budget, best.mechanism)
     alternatives = [s.as_alternative(str(s.mechanism)) for s in solutions if s is not best]
     if single is not None:
         alternatives.append(single.as_alternative("best_single"))
@@ -104,10 +123,12 @@ def solve(
             relation,
             budget.delta,
             certified=best.bound.name,
+            fresh_noise=best.fresh_noise,
         ),
         alternatives=tuple(alternatives),
         set_aside=set_aside,
         notes=notes,
+        fresh_noise=best.fresh_noise,
     )
 
 

@@ -21,6 +21,7 @@ MECHANISM_WORDS = {
 BOUND_WORDS = {
     "joint": "joint release of the candidates used",
     "generic": "generic bound for independent runs",
+    "shifted": "shifted interpolation for runs with Lipschitz updates",
     "joint_rdp": "joint release by Renyi DP",
     "random_selection_pld": "random selection, exact profiles",
     "random_selection_rdp": "random selection by Renyi DP",

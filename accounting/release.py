@@ -1,0 +1,39 @@
+"""A release that fits a budget, as the solver's searches hand it on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from accounting.bounds import Bound
+from accounting.plan import Alternative, Component, Mechanism
+
+_CLEARLY = 1e-9  # relative
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """Weights under a bound that holds within the budget."""
+
+    mechanism: Mechanism
+    weights: Mapping[str, float]  # candidate name -> weight > 0; of a mixture the expected lambda
+    bound: Bound
+    epsilon: float  # nats, at the budget's delta, within the budget
+    objective: float  # higher is better: minus the (expected) noise variance, or the expected utility
+    fresh_noise: float = 0.0
+    components: tuple[Component, ...] = ()  # of a mixture
+
+    def clearly_better_than(self, other: Release) -> bool:
+        """By more than rounding: of nearly equal releases the simpler one, tried first, is kept."""
+        return self.objective > other.objective + _CLEARLY * abs(other.objective)
+
+    def as_alternative(self, label: str) -> Alternative:
+        return Alternative(
+            label=label,
+            mechanism=self.mechanism,
+            weights=self.weights,
+            bound_name=self.bound.name,
+            epsilon=self.epsilon,
+            objective=self.objective,
+            fresh_noise=self.fresh_noise,
+        )
