@@ -21,6 +21,9 @@ _SOURCE_GAUSSIAN = "Dong, Roth and Su 2022, corollary 3.3: Gaussian mechanisms c
 _SOURCE_PLD = "Zhu, Dong and Wang 2022: dominating pairs compose; Doroshenko et al. 2022, discretisation"
 
 
+TWO_GRADIENTS = "dp_sam"  # optimizers of this name release two gradients of one batch
+
+
 def joint_release(trajectories: Sequence[Trajectory], relation: NeighboringRelation) -> Bound:
     """Bound the release of all runs together, a shared prefix counted once.
 
@@ -73,6 +76,12 @@ def executed_steps(trajectories: Sequence[Trajectory], relation: NeighboringRela
                 f"{trajectory.neighboring_relation}; neighbouring relations are never mixed, so train and "
                 "record candidates under the relation that the policy asks for."
             )
+        for segment in trajectory.segments:
+            if segment.optimizer.startswith(TWO_GRADIENTS):
+                raise IncompatibleCandidates(
+                    f"Segment {segment.id} was trained by {segment.optimizer}, whose steps may use each record "
+                    "twice; this bound counts every record once a step (see accounting.paired_mechanism)."
+                )
     return union_of_segments(tuple(trajectories))
 
 

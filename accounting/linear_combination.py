@@ -30,6 +30,10 @@ from accounting.trajectory import Segment, Trajectory
 
 Array = NDArray[np.float64]
 
+_SMALLEST_STEP = 1e-250
+_SMALLEST_FLOAT = 5e-324
+_LARGEST_ROOT = 1e150  # its square is still a float
+
 SOURCE_GENERIC = (
     "Adaptive composition of Gaussian mechanisms (Dong, Roth and Su 2022): all steps but each run's last "
     "released jointly, the last ones merged at equal hidden states"
@@ -146,9 +150,9 @@ def stepwise(
         raise IncompatibleCandidates("The step-by-step formula needs runs of equally many steps.")
     squares = []
     for count, steps in _aligned([trajectory for _, trajectory in used]):
-        moved = math.fsum(w * step_sensitivity(s, relation) for (w, _), s in zip(used, steps, strict=True))
-        variance = math.fsum((w * step_noise(s)) ** 2 for (w, _), s in zip(used, steps, strict=True))
-        squares.append(count * _quotient(moved * moved, variance))
+        moves = [w * step_sensitivity(s, relation) for (w, _), s in zip(used, steps, strict=True)]
+        noises = [w * step_noise(s) for (w, _), s in zip(used, steps, strict=True)]
+        squares.append(count * _merged_square(moves, noises))
     return _gaussian_bound("stepwise", used, relation, root_up(sum_up(squares)), SOURCE_STEPWISE)
 
 
@@ -193,9 +197,8 @@ def _square_of_last(
     if len(used) == 1 and fresh_noise == 0:  # the weight cancels; do not let it round
         return _square(relation.full_batch_factor, used[0][1].segments[-1].noise_multiplier)
     lasts = [(w, t.segments[-1]) for w, t in used]
-    moved = math.fsum(w * step_sensitivity(s, relation) for w, s in lasts)
-    variance = math.fsum([fresh_noise**2, *((w * step_noise(s)) ** 2 for w, s in lasts)])
-    return _quotient(moved * moved, variance)
+    moves = [w * step_sensitivity(s, relation) for w, s in lasts]
+    return _merged_square(moves, [fresh_noise, *(w * step_noise(s) for w, s in lasts)])
 
 
 def _square(factor: int, noise_multiplier: float) -> float:
@@ -203,8 +206,23 @@ def _square(factor: int, noise_multiplier: float) -> float:
     return ratio * ratio * (1 + 4 * ULP)
 
 
-def _quotient(numerator: float, variance: float) -> float:
-    return numerator / variance * (1 + 16 * ULP) if variance > 0 else math.inf
+def _merged_square(moves: Sequence[float], noises: Sequence[float]) -> float:
+    """`(sum moves)^2 / sum noises^2`, rounded up, at any scale that float64 can tell apart.
+
+    Raises:
+        IncompatibleCandidates: the steps are so large or so small that their ratio would be lost.
+    """
+    largest = max(moves)
+    if not _SMALLEST_STEP < largest < 1 / _SMALLEST_STEP or not all(map(math.isfinite, noises)):
+        raise IncompatibleCandidates(
+            f"The largest merged step moves by {largest:g}, which is beyond exact arithmetic; check "
+            "learning_rate, max_grad_norm and expected_batch_size, or use the joint release."
+        )
+    deviation = math.hypot(*(noise / largest for noise in noises))
+    if deviation == 0:
+        return math.inf
+    ratio = math.fsum(move / largest for move in moves) / deviation
+    return max(ratio * ratio * (1 + 16 * ULP), _SMALLEST_FLOAT) if ratio < _LARGEST_ROOT else math.inf
 
 
 def _aligned(trajectories: Sequence[Trajectory]) -> list[tuple[int, list[Segment]]]:

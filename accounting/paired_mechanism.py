@@ -108,14 +108,14 @@ def as_plain_steps(trajectory: Trajectory) -> Trajectory:
 def as_plain_step(segment: Segment) -> Segment:
     """One segment of `as_plain_steps`; the noise multiplier is rounded down."""
     if segment.optimizer in (Ascent.PREVIOUS_GRADIENT, "sgd"):
-        return segment
+        return replace(segment, optimizer="sgd")
     if segment.optimizer != Ascent.SAME_BATCH:
         raise IncompatibleCandidates(
             f"Segment {segment.id} was trained by {segment.optimizer!r}, of which it is not known how many noisy "
             f"gradients a step releases; known are {', '.join(Ascent)} and sgd."
         )
     lowered = segment.noise_multiplier / math.sqrt(2) * (1 - 2 * ULP)
-    return replace(segment, noise_multiplier=lowered)
+    return replace(segment, noise_multiplier=lowered, optimizer="sgd")
 
 
 def multiplier_of_equal_privacy(noise_multiplier: float) -> float:

@@ -90,7 +90,7 @@ def profile_of(segments: Iterable[Segment], relation: NeighboringRelation) -> Pr
     return composed_profile(full_batch_mu(segments, relation), poisson_groups(segments), relation)
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=128)
 def composed_profile(
     mu: float, groups: tuple[PoissonGroup, ...], relation: NeighboringRelation
 ) -> PrivacyProfile:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from accounting.errors import AccountingError
+
 ULP = 2.0**-52
 
 
@@ -14,13 +16,21 @@ def up(value: float, ulps: int = 4) -> float:
 
 
 def sum_up(values: Iterable[float]) -> float:
-    """The sum of non-negative numbers, rounded up; an empty or all-zero sum is exactly zero."""
+    """The sum of non-negative numbers, rounded up; an empty or all-zero sum is exactly zero.
+
+    Raises:
+        AccountingError: a number is NaN or negative, which no bound may be built on.
+    """
     total = math.fsum(values)
+    if not total >= 0:
+        raise AccountingError("A figure of this bound is not a number; check the runs' settings.")
     return math.nextafter(total, math.inf) if total > 0 else 0.0
 
 
 def root_up(square: float) -> float:
     """The square root of a non-negative number, rounded up; zero stays zero and infinity stays infinity."""
+    if not square >= 0:
+        raise AccountingError("A figure of this bound is not a number; check the runs' settings.")
     if square == 0 or math.isinf(square):
         return square
     return math.nextafter(math.sqrt(square), math.inf)

@@ -267,3 +267,18 @@ def test_an_attack_beats_the_stepwise_claim_and_not_the_generic_bound(make_run: 
     assert found > 0.4
     assert found - noise_of_estimate > advantage(claimed)
     assert found + noise_of_estimate < advantage(sound)
+
+
+@pytest.mark.parametrize("rate", [1e-200, 1e-163, 1e-161, 1e-80, 1.0, 1e80, 1e200])
+def test_absurd_scales_are_right_or_refused(rate: float, make_run: Maker) -> None:
+    """The merged step's ratio does not depend on the learning rate; squares of tiny steps once gave mu = 0."""
+
+    def mu_at(learning_rate: float) -> float | None:
+        runs = [make_run(name, 20.0, 1, learning_rate=learning_rate, max_grad_norm=1e-60) for name in "ab"]
+        return generic(runs, [0.5, 0.5], REPLACE).mu
+
+    if rate == 1e-200:
+        with pytest.raises(IncompatibleCandidates, match="beyond exact arithmetic"):
+            mu_at(rate)
+    else:
+        assert mu_at(rate) == pytest.approx(mu_at(1.0), rel=1e-12)
