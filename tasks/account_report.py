@@ -76,6 +76,7 @@ def answer_document(answer: Answer) -> dict[str, Any]:
         "bound": best.bound,
         "epsilon": best.epsilon,
         "expected_utility": best.expected_utility,
+        "fresh_noise": best.fresh_noise,
         "delta": answer.budget.delta,
         "budget": {"epsilon": answer.budget.epsilon, "delta": answer.budget.delta},
         "neighboring_relation": answer.account.release.relation.value,
@@ -98,7 +99,11 @@ def release_in_words(release: Release) -> str:
     if release.weights is None:
         return f"{words} of {', '.join(run.name for run in release.runs)}"
     names = {run.name: weight for run, weight in zip(release.runs, release.weights, strict=True)}
-    noise = f", with fresh noise of standard deviation {release.fresh_noise:g}" if release.fresh_noise else ""
+    noise = (
+        f", with fresh noise of standard deviation {rounded_up(release.fresh_noise)}"
+        if release.fresh_noise
+        else ""
+    )
     return f"{words} of {weights_in_words(names)}{noise}"
 
 
@@ -156,7 +161,8 @@ def options_table(answer: Answer) -> Table:
         utility = "not known" if option.expected_utility is None else f"{option.expected_utility:.6g}"
         table.add_row(
             f"[bold green]{words}[/]" if chosen else words,
-            escape(weights_in_words(option.weights)),
+            escape(weights_in_words(option.weights))
+            + (f" + fresh noise {rounded_up(option.fresh_noise)}" if option.fresh_noise else ""),
             f"{rounded_up(option.epsilon)}",
             utility,
             bound_words(option.bound),
@@ -189,6 +195,11 @@ def answer_sentences(answer: Answer) -> list[str]:
         f"delta {answer.budget.delta:g}{expected}.",
         SELECTION_WORDS[answer.selection],
     ]
+    if best.fresh_noise:
+        sentences.append(
+            f"Add Gaussian noise of standard deviation {best.fresh_noise!r} to each merged parameter, once, before "
+            "anybody sees them: publishing the same merge again with other noise costs more than is stated here."
+        )
     if answer.utility_reason is not None:
         sentences.append(f"No expected utility is shown. {answer.utility_reason}")
     if best.label == "random_selection" and len(best.weights) > 1:
@@ -206,8 +217,8 @@ def answer_sentences(answer: Answer) -> list[str]:
 
 
 def rounded_up(value: float) -> str:
-    """Four digits of an upper bound: never less than it."""
-    digits = Context(prec=4, rounding=ROUND_CEILING).create_decimal(value)
+    """Four digits of an upper bound, or of noise that must not be less: never less than the number."""
+    digits = Context(prec=4, rounding=ROUND_CEILING).create_decimal(repr(float(value)))
     return f"{float(digits):.4g}"
 
 
@@ -232,6 +243,7 @@ def _option(option: Option) -> dict[str, Any]:
         "bound": option.bound,
         "epsilon": option.epsilon,
         "expected_utility": option.expected_utility,
+        "fresh_noise": option.fresh_noise,
     }
 
 

@@ -31,6 +31,7 @@ class Option:
     bound: str
     epsilon: float  # nats, at the budget's delta
     expected_utility: float | None
+    fresh_noise: float = 0.0  # standard deviation per parameter, to be added to the merged parameters, once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,20 +94,26 @@ class _Task:
         ]
 
     def plan(self, mechanisms: Sequence[Mechanism]) -> Plan:
-        """The one door to the solver."""
+        """The one door to the solver. Fresh noise, which is one thing more to be done right, is its last resort."""
         try:
-            return solve(
-                self.budget,
-                self.candidates,
-                relation=self.relation,
-                mechanisms=mechanisms,
-                selection="noise",
-                realised_epsilon_cap=self.cap,
-            )
+            return self._solved(mechanisms, fresh_noise=False)
+        except BudgetInfeasible:
+            return self._solved(mechanisms, fresh_noise=True)
         except InvalidInput as error:
             # Utilities also decide between runs of different recipes.
             hint = ", or state a utility for every run" if "noise" in error.message else ""
             raise InvalidInput(f"{self.where}: {error.message.rstrip('.')}{hint}.") from None
+
+    def _solved(self, mechanisms: Sequence[Mechanism], *, fresh_noise: bool) -> Plan:
+        return solve(
+            self.budget,
+            self.candidates,
+            relation=self.relation,
+            mechanisms=mechanisms,
+            selection="noise",
+            realised_epsilon_cap=self.cap,
+            allow_fresh_noise=fresh_noise,
+        )
 
     def account(self, plan: Plan) -> Account:
         """Every bound of a plan's release."""
@@ -116,6 +123,7 @@ class _Task:
             runs=used,
             weights=tuple(plan.weights[run.name] for run in used),
             relation=self.relation,
+            fresh_noise=plan.fresh_noise,
         )
         return with_certified(account_of(release, self.budget.delta), plan.bound, plan.epsilon)
 
@@ -173,7 +181,8 @@ def _planned(task: _Task, plan: Plan, utilities: Mapping[str, float], notes: tup
                 weights=other.weights,
                 bound=other.bound_name,
                 epsilon=other.epsilon,
-                expected_utility=_of_one(other.weights, utilities),
+                expected_utility=_of_one(other.weights, utilities, other.fresh_noise),
+                fresh_noise=other.fresh_noise,
             )
             for other in plan.alternatives
         ),
@@ -219,7 +228,8 @@ def _option(plan: Plan, utilities: Mapping[str, float]) -> Option:
         weights=plan.weights,
         bound=plan.bound.name,
         epsilon=plan.epsilon,
-        expected_utility=_of_one(plan.weights, utilities),
+        expected_utility=_of_one(plan.weights, utilities, plan.fresh_noise),
+        fresh_noise=plan.fresh_noise,
     )
 
 
@@ -234,9 +244,9 @@ def _drawn_option(label: str, draw: Draw) -> Option:
     )
 
 
-def _of_one(weights: Mapping[str, float], utilities: Mapping[str, float]) -> float | None:
-    """The utility of a release of one run alone, where it is stated."""
-    return utilities.get(next(iter(weights))) if len(weights) == 1 else None
+def _of_one(weights: Mapping[str, float], utilities: Mapping[str, float], fresh_noise: float) -> float | None:
+    """The utility of a release that is one run as it is, where that is stated."""
+    return utilities.get(next(iter(weights))) if len(weights) == 1 and not fresh_noise else None
 
 
 def _unknown(utilities: Mapping[str, float]) -> str:

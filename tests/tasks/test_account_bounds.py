@@ -193,4 +193,5 @@ def test_numbers_are_rounded_up() -> None:
     assert rounded_up(1.0001) == "1.001"
     assert rounded_up(2.0) == "2"
     assert rounded_up(0.0) == "0"
+    assert rounded_up(0.1) == "0.1"
     assert float(rounded_up(1 / 3)) >= 1 / 3

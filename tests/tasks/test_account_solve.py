@@ -155,6 +155,21 @@ def test_an_infeasible_budget_says_what_would_make_it_feasible() -> None:
         answer(runs, epsilon=2.0, cap=0.5, mechanisms=["random_selection"])
 
 
+def test_fresh_noise_is_the_last_resort() -> None:
+    runs = {"a": run_of("a", 16, update_lipschitz=1.0), "b": run_of("b", 32, update_lipschitz=1.0)}
+    assert answer(runs, epsilon=2.0).best.fresh_noise == 0
+    found = answer(runs, epsilon=0.5)  # below both
+    assert found.best.fresh_noise > 0
+    assert found.best.epsilon <= 0.5
+    assert found.account.release.fresh_noise == found.best.fresh_noise
+    assert answer_document(found)["fresh_noise"] == found.best.fresh_noise
+    assert any("once, before anybody sees them" in text for text in answer_sentences(found))
+    with pytest.raises(BudgetInfeasible):
+        answer(runs, epsilon=0.5, mechanisms=["random_selection"])
+    useful = {name: {**run, "utility": 0.5} for name, run in runs.items()}
+    assert answer(useful, epsilon=0.5).best.expected_utility is None
+
+
 def test_runs_of_different_recipes_need_utilities() -> None:
     with pytest.raises(InvalidInput, match=r"f\.yaml: .* or state a utility for every run\.$"):
         answer({"a": run_of("a", 16, steps=30), "b": run_of("b", 32)})
