@@ -15,10 +15,12 @@ from accounting.budget import (
     require_number,
     require_open_unit,
 )
+from accounting.certificate_parts import CandidateReference, Realised, other_bound_of, pair_of
 from accounting.documents import fields_of, fields_to_dict, list_of, mapping_of, require_text
 from accounting.errors import InvalidInput
 from accounting.plan import Mechanism, OtherBound, Plan
 from accounting.profile import require_simplex
+from accounting.selection_rules import UNACCOUNTED, VALIDATION
 from accounting.trajectory import parse_relation
 
 SCHEMA = "remerge/certificate/1"
@@ -29,34 +31,6 @@ MERGE_RULES = {
     Mechanism.RANDOM_SELECTION: "The released parameters are those of one candidate, drawn once with the "
     "weights as probabilities.",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CandidateReference:
-    """Which exact model and history a candidate's name stands for."""
-
-    registered_model: str
-    version: str
-    model_sha256: str
-    trajectory_sha256: str
-
-    def __post_init__(self) -> None:
-        for f in fields(self):
-            require_text(f.name, getattr(self, f.name))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Realised:
-    """The drawn candidate of a random selection, and its own guarantee, which whoever sees the index sees."""
-
-    candidate: str
-    epsilon: float  # nats
-    delta: float
-
-    def __post_init__(self) -> None:
-        require_text("realised.candidate", self.candidate)
-        require_non_negative("realised.epsilon", self.epsilon)
-        require_open_unit("realised.delta", self.delta)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +48,7 @@ class Certificate:
     neighboring_relation: NeighboringRelation
     mechanism: Mechanism
     weights: Mapping[str, float]  # candidate name -> weight > 0
-    candidates: Mapping[str, CandidateReference]  # exactly those with a weight
+    candidates: Mapping[str, CandidateReference]  # exactly those with a weight or consulted
     merge_rule: str
     bound: str  # name of the theorem's bound
     assumptions: tuple[str, ...]
@@ -88,6 +62,9 @@ class Certificate:
     selection: str
     realised: Realised | None  # for a random selection
     fresh_noise: float  # standard deviation per coordinate of the noise added to the merge, once; 0 for none
+    consulted: tuple[
+        str, ...
+    ]  # candidates whose scores the weights may depend on, and which the bound covers
     versions: Mapping[str, str]
 
     def __post_init__(self) -> None:
@@ -104,8 +81,20 @@ class Certificate:
         require_simplex(tuple(self.weights.values()))
         if not self.weights or not all(weight > 0 for weight in self.weights.values()):
             raise InvalidInput("A certificate names only candidates with a weight above 0.")
-        if set(self.weights) != set(self.candidates):
-            raise InvalidInput("candidates of a certificate must be exactly those with a weight.")
+        if not all(isinstance(name, str) for name in self.consulted):
+            raise InvalidInput("consulted of a certificate must be a list of names.")
+        if {*self.weights, *self.consulted} != set(self.candidates):
+            raise InvalidInput(
+                "candidates of a certificate must be exactly those with a weight or consulted."
+            )
+        if bool(self.consulted) != (self.selection == VALIDATION):
+            raise InvalidInput(
+                "A certificate lists consulted candidates if its weights were chosen by validation."
+            )
+        if self.consulted and self.bound != "joint":
+            raise InvalidInput(
+                "Weights chosen by scores are covered by the joint release of all consulted alone."
+            )
         require_non_negative("epsilon", self.epsilon)
         require_non_negative("fresh_noise", self.fresh_noise)
         require_open_unit("delta", self.delta)
@@ -142,6 +131,7 @@ class Certificate:
         }
         document["realised"] = None if self.realised is None else fields_to_dict(self.realised)
         document["versions"] = dict(self.versions)
+        document["consulted"] = list(self.consulted)
         return document
 
     @staticmethod
@@ -167,12 +157,13 @@ class Certificate:
         }
         values["budget"] = PrivacyBudget(**fields_of(values["budget"], "budget", PrivacyBudget))
         values["other_bounds"] = {
-            name: _other_bound(name, entry) for name, entry in values["other_bounds"].items()
+            name: other_bound_of(name, entry) for name, entry in values["other_bounds"].items()
         }
         if values["realised"] is not None:
             values["realised"] = Realised(**fields_of(values["realised"], "realised", Realised))
         values["assumptions"] = tuple(list_of("assumptions", values["assumptions"]))
-        values["profile"] = tuple(_pair(entry) for entry in list_of("profile", values["profile"]))
+        values["consulted"] = tuple(list_of("consulted", values["consulted"]))
+        values["profile"] = tuple(pair_of(entry) for entry in list_of("profile", values["profile"]))
         return Certificate(**values)
 
 
@@ -212,7 +203,8 @@ def build_certificate(
         raise InvalidInput(f"The realised candidate {realised!r} is not part of the plan.")
     if realised is not None and plan.mechanism is not Mechanism.RANDOM_SELECTION:
         raise InvalidInput("Only a random selection has a realised candidate.")
-    missing = sorted(set(plan.weights) - set(candidates))
+    named = [*plan.weights, *(name for name in plan.consulted if name not in plan.weights)]
+    missing = sorted(set(named) - set(candidates))
     if missing:
         raise InvalidInput(f"No reference was given for candidate {missing[0]!r}.")
     mu = plan.bound.mu
@@ -228,7 +220,7 @@ def build_certificate(
         neighboring_relation=plan.relation,
         mechanism=plan.mechanism,
         weights=dict(plan.weights),
-        candidates={name: candidates[name] for name in plan.weights},
+        candidates={name: candidates[name] for name in named},
         merge_rule=merge_rule or MERGE_RULES[plan.mechanism],
         bound=plan.bound.name,
         assumptions=plan.bound.assumptions,
@@ -245,6 +237,7 @@ def build_certificate(
         else Realised(candidate=realised, epsilon=plan.member_epsilons[realised], delta=plan.budget.delta),
         versions=dict(versions),
         fresh_noise=plan.fresh_noise,
+        consulted=plan.consulted,
     )
 
 
@@ -267,33 +260,19 @@ def satisfies(
 
     By the closed form where mu is stated; otherwise where some stated pair, or pair of the profile, has an
     epsilon and a delta both no larger than those asked for. Another neighbouring relation or unit proves
-    nothing. The certificate is taken at its word: see `recheck.recheck` for a check against the runs.
+    nothing, and neither does one whose weights were chosen by scores that it does not cover. The certificate
+    is taken at its word: see `recheck.recheck` for a check against the runs.
 
     Args:
         epsilon: nats, >= 0, finite.
         delta: in (0, 1).
     """
     PrivacyBudget(epsilon=epsilon, delta=delta)
+    if certificate.selection == UNACCOUNTED:
+        return False
     if certificate.neighboring_relation is not neighboring_relation or certificate.unit != unit:
         return False
     if certificate.mu is not None and gaussian.delta(certificate.mu, epsilon) <= delta:
         return True
     pairs = [(certificate.epsilon, certificate.delta), *certificate.profile]
     return any(known <= epsilon and at <= delta for known, at in pairs)
-
-
-def _pair(value: object) -> tuple[float, float]:
-    pair = list_of("each point of the profile", value)
-    if len(pair) != 2:
-        raise InvalidInput("Each point of a certificate's profile is a pair of epsilon and delta.")
-    return require_number("epsilon", pair[0]), require_number("delta", pair[1])
-
-
-def _other_bound(name: str, value: object) -> OtherBound:
-    entry = mapping_of(f"other_bounds.{name}", value)
-    if set(entry) not in ({"epsilon"}, {"reason"}):
-        raise InvalidInput(f"other_bounds.{name} of a certificate states an epsilon or a reason.")
-    if "epsilon" in entry:
-        return OtherBound(epsilon=require_non_negative("epsilon", entry["epsilon"]))
-    require_text("reason", entry["reason"])
-    return OtherBound(reason=entry["reason"])

@@ -23,7 +23,7 @@ class Member:
 
     candidate: Candidate
     bound: Bound
-    epsilon: float  # nats at the budget's delta, finite
+    epsilon: float  # nats at the delta asked for, finite
     variance: float  # accumulated noise variance per coordinate; > 0 and finite where noise is compared
     utility: float | None = None  # None where noise is compared
 
@@ -44,11 +44,11 @@ class Member:
 
 def members_of(
     candidates: Sequence[Candidate],
-    budget: PrivacyBudget,
+    delta: float,
     relation: NeighboringRelation,
     utilities: Mapping[str, float] | None = None,
 ) -> tuple[list[Member], dict[str, str]]:
-    """Candidates with a finite epsilon at the budget's delta, and why the others have none.
+    """Candidates with a finite epsilon at a delta, and why the others have none.
 
     Args:
         utilities: by name, of all candidates; None where noise is compared.
@@ -57,7 +57,7 @@ def members_of(
     for candidate in candidates:
         try:
             bound = single_run(candidate.trajectory, relation)
-            own = bound.epsilon(budget.delta)
+            own = bound.epsilon(delta)
         except AccountingError as error:
             reasons[candidate.name] = f"could not be accounted: {error.message}"
             continue

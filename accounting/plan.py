@@ -94,7 +94,11 @@ class Plan:
     notes: tuple[str, ...] = ()
     fresh_noise: float = 0.0  # tau: standard deviation per coordinate of noise still to be added, once
     components: tuple[Component, ...] = ()  # of a mixture, at least one; empty for other mechanisms
-    expected_utility: float | None = None  # None where only noise was compared
+    # None where only noise was compared; of an average of models a surrogate, see `selection_rules.SURROGATE`
+    expected_utility: float | None = None
+    consulted: tuple[
+        str, ...
+    ] = ()  # candidates that the bound covers for their scores, whatever their weight
 
     def __post_init__(self) -> None:
         require_weights(self.weights)

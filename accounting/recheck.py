@@ -23,14 +23,14 @@ def recheck(certificate: Certificate, trajectories: Mapping[str, Trajectory]) ->
 
     Args:
         certificate: the claim.
-        trajectories: by candidate name, at least those with a weight. Whether they are the recorded ones
+        trajectories: by candidate name, at least those that the certificate names. Whether they are the recorded ones
             (`trajectory_sha256`) is for the caller, who holds the documents, to check.
 
     Raises:
         AccountingError: with the figure that does not hold.
         IncompatibleCandidates: runs recorded under another relation, or that the bound does not cover.
     """
-    names = list(certificate.weights)
+    names = list(certificate.candidates)
     missing = sorted(set(names) - set(trajectories))
     if missing:
         raise AccountingError(
@@ -65,6 +65,10 @@ def recompute(certificate: Certificate, trajectories: Mapping[str, Trajectory]) 
     """
     weights = list(certificate.weights.values())
     runs = [trajectories[name] for name in certificate.weights]
+    if certificate.consulted:  # the weights may depend on all of these
+        return joint_release(
+            [trajectories[name] for name in certificate.consulted], certificate.neighboring_relation
+        )
     relation = certificate.neighboring_relation
     combined = certificate.mechanism is Mechanism.LINEAR_COMBINATION
     match certificate.bound:

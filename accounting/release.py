@@ -27,6 +27,13 @@ class Release:
         """By more than rounding: of nearly equal releases the simpler one, tried first, is kept."""
         return self.objective > other.objective + _CLEARLY * abs(other.objective)
 
+    @property
+    def merges_several(self) -> bool:
+        """Whether it may release an average of several models."""
+        if self.mechanism is Mechanism.LINEAR_COMBINATION:
+            return len(self.weights) > 1
+        return any(len(component.weights) > 1 for component in self.components)
+
     def as_alternative(self, label: str) -> Alternative:
         return Alternative(
             label=label,

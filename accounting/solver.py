@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
-from accounting.averages import best_average, best_single
+from accounting.averages import best_single
 from accounting.budget import NeighboringRelation, PrivacyBudget, require_positive
-from accounting.comparable import comparable_class
-from accounting.draws import best_draw
-from accounting.errors import BudgetInfeasible, InvalidInput
+from accounting.errors import InvalidInput
+from accounting.infeasible import budget_infeasible
 from accounting.joint_release import executed_steps
-from accounting.members import Member, members_of
+from accounting.offers import Offers, offers_of
 from accounting.other_bounds import other_bounds
-from accounting.plan import Mechanism, Plan
+from accounting.plan import Alternative, Mechanism, Plan
 from accounting.release import Release
-from accounting.training_hint import training_hint
+from accounting.selection_rules import SURROGATE, worded
 from accounting.trajectory import Candidate
-
-SELECTIONS = ("noise",)
 
 
 def solve(
@@ -29,25 +27,29 @@ def solve(
     selection: str = "noise",
     realised_epsilon_cap: float | None = None,
     allow_fresh_noise: bool = False,
+    scores: Mapping[str, float] | None = None,
 ) -> Plan:
-    """Find the weights of least noise whose release satisfies the budget, and certify them.
+    """Find the best weights whose release satisfies the budget, and certify them.
 
-    Selection "noise": only candidates that are identical but for their noise are compared, by the noise
-    variance that their training left in the parameters (linear combination: `sum lambda_i^2 v_i`; random
-    selection: the expectation `sum pi_i v_i`). The largest set of such candidates is solved, the first in
-    candidate order among equals; all others are set aside. The rule looks at public hyper-parameters only,
-    never at a model, a score or a utility, so choosing the weights costs no privacy.
+    What "best" means is up to the selection rule (see `selection_rules`). By "noise", the default, only
+    candidates that are identical but for their noise are compared, by the noise variance that their training
+    left in the parameters (linear combination: `sum lambda_i^2 v_i`; random selection: the expectation
+    `sum pi_i v_i`). The largest set of such candidates is solved, the first in candidate order among equals;
+    all others are set aside. The rule looks at public hyper-parameters only, never at a model, a score or a
+    utility, so choosing the weights costs no privacy. By "stated" and "public_twin" all candidates are
+    compared by `Candidate.utility`; by "validation" and "validation_unaccounted" by `scores`.
 
     Linear combination: a continuous search over weights and sets of runs that share no steps (see
     `merge_search`), certified by the least of the joint, the generic and the shifted bound. It ends in local
     optima of a problem that is not convex, so a better merge may exist; what it returns is certified. For
     runs that only the joint release covers (Poisson sampling, adapted schedules, ...): weights inversely
-    proportional to the variances over promising sets.
-    Random selection: the exact linear program. One candidate alone keeps its own bound.
+    proportional to the variances over promising sets. By utilities, `sum lambda_i u_i` stands in for the
+    merge's unknown utility, and the plan's notes say so (`selection_rules.SURROGATE`).
+    Random selection: the exact linear program over all candidates. One candidate alone keeps its own bound.
 
     The noise variance compared is what training added to the parameters, `v_i = sum_t nu_t^2`, also where
-    updates contract (`update_lipschitz` below 1) and past noise has shrunk by the end: how much it shrinks
-    depends on the data, and v is an upper bound on what is left. Fresh noise counts in full beside it.
+    updates contract (`update_lipschitz` below 1), so that past noise has shrunk by the end: how much depends
+    on the data, and v is an upper bound on what is left. Fresh noise counts in full beside it.
 
     Args:
         budget: epsilon in nats and delta.
@@ -61,81 +63,100 @@ def solve(
             plan's `fresh_noise`): it reaches budgets below every candidate where updates are Lipschitz.
             Whoever carries the plan out must draw that noise exactly once: two releases with different noise
             on one merge cost more than the certificate says, so a retry has to release the same parameters.
-            The pipeline of this product does not do that and leaves it off.
+            The pipeline of this product does not do that and leaves it off. By "noise" only: no stated
+            utility tells what fresh noise costs.
+        scores: for the two rules by validation: by name, of the private candidates whose scores were
+            consulted, which alone may get a weight.
 
     Returns:
         A plan whose bound was evaluated at the answer.
 
     Raises:
-        BudgetInfeasible: no candidate and no merge fits; says what to train.
-        InvalidInput: unknown mechanism or selection, no or repeated candidates, or none comparable.
+        BudgetInfeasible: nothing fits; says what to train, and what else would help.
+        InvalidInput: unknown mechanism or selection, no or repeated candidates, none comparable by noise, or
+            utilities or scores missing or out of place.
         IncompatibleCandidates: another relation, or mixed lineages or units.
     """
-    wanted, notes = _check(candidates, mechanisms, selection, realised_epsilon_cap)
+    wanted, notes = _check(candidates, mechanisms, realised_epsilon_cap)
     executed_steps([candidate.trajectory for candidate in candidates], relation)
-    members, set_aside = comparable_class(candidates)
-    usable, unusable = members_of(members, budget, relation)
-    set_aside |= unusable
-
-    found: dict[Mechanism, Release | None] = {}
-    if Mechanism.LINEAR_COMBINATION in wanted:
-        found[Mechanism.LINEAR_COMBINATION] = best_average(
-            usable, budget, relation, fresh_allowed=allow_fresh_noise
-        )
-    if Mechanism.RANDOM_SELECTION in wanted:
-        drawable = usable
-        if realised_epsilon_cap is not None:
-            drawable = [member for member in usable if member.epsilon <= realised_epsilon_cap]
-            set_aside |= {
-                m.candidate.name: f"left out of random selection: its own epsilon of {m.epsilon:.4g} "
-                f"exceeds the cap of {realised_epsilon_cap:.4g} on the epsilon of a drawn candidate"
-                for m in usable
-                if m.epsilon > realised_epsilon_cap
-            }
-        found[Mechanism.RANDOM_SELECTION] = best_draw(drawable, budget, relation)
-    solutions = [solution for solution in found.values() if solution is not None]
-    if not solutions:
-        raise _infeasible(budget, usable, unusable, members[0], relation)
-    best = solutions[0]
-    for other in solutions[1:]:
+    offers = offers_of(
+        candidates,
+        budget.delta,
+        relation,
+        selection=selection,
+        scores=scores,
+        cap=realised_epsilon_cap,
+        fresh_allowed=allow_fresh_noise,
+    )
+    found = [offers.best(mechanism, budget.epsilon) for mechanism in Mechanism if mechanism in wanted]
+    releases = [release for release in found if release is not None]
+    if not releases:
+        raise budget_infeasible(offers, wanted, budget.epsilon)
+    best = releases[0]
+    for other in releases[1:]:
         if other.clearly_better_than(best):
             best = other
-    single = best_single(usable, budget, best.mechanism)
-    alternatives = [s.as_alternative(str(s.mechanism)) for s in solutions if s is not best]
+    alternatives = [r.as_alternative(str(r.mechanism)) for r in releases if r is not best]
+    single = None if offers.consulted else best_single(offers.members, budget, best.mechanism)
     if single is not None:
         alternatives.append(single.as_alternative("best_single"))
-    used = [member for member in usable if member.candidate.name in best.weights]
-    weights = {member.candidate.name: best.weights[member.candidate.name] for member in used}
+    if offers.selection != "noise" and best.merges_several:
+        notes = (*notes, SURROGATE)
+    return plan_of(best, budget, offers, wanted, alternatives=tuple(alternatives), notes=notes)
+
+
+def plan_of(
+    release: Release,
+    budget: PrivacyBudget,
+    offers: Offers,
+    wanted: Collection[Mechanism],
+    *,
+    alternatives: tuple[Alternative, ...],
+    notes: tuple[str, ...],
+) -> Plan:
+    """Everything that is said about a release."""
+    used = [member for member in offers.members if member.name in release.weights]
+    weights = {member.name: release.weights[member.name] for member in used}
+    covered = [c.trajectory for c in offers.candidates if c.name in offers.consulted]
+    set_aside = dict(offers.set_aside)
+    if Mechanism.RANDOM_SELECTION in wanted and not offers.consulted:
+        set_aside |= {
+            member.name: f"left out of random selection: its own epsilon of {member.epsilon:.4g} exceeds the cap of "
+            f"{offers.cap:.4g} on the epsilon of a drawn candidate"
+            for member in offers.members
+            if offers.cap is not None and member.epsilon > offers.cap
+        }
     return Plan(
-        mechanism=best.mechanism,
+        mechanism=release.mechanism,
         weights=weights,
-        bound=best.bound,
+        bound=replace(release.bound, assumptions=worded(offers.selection, release.bound.assumptions)),
         budget=budget,
-        relation=relation,
-        selection=selection,
-        epsilon=best.epsilon,
-        objective=best.objective,
-        member_epsilons={member.candidate.name: member.epsilon for member in used},
+        relation=offers.relation,
+        selection=offers.selection,
+        epsilon=release.epsilon,
+        objective=release.objective,
+        member_epsilons={member.name: member.epsilon for member in used},
         other_bounds=other_bounds(
-            best.mechanism,
+            Mechanism.MIXTURE if covered else release.mechanism,
             tuple(weights.values()),
-            [member.candidate.trajectory for member in used],
-            relation,
+            covered or [member.candidate.trajectory for member in used],
+            offers.relation,
             budget.delta,
-            certified=best.bound.name,
-            fresh_noise=best.fresh_noise,
+            certified=release.bound.name,
+            fresh_noise=release.fresh_noise,
         ),
-        alternatives=tuple(alternatives),
+        alternatives=alternatives,
         set_aside=set_aside,
         notes=notes,
-        fresh_noise=best.fresh_noise,
+        fresh_noise=release.fresh_noise,
+        expected_utility=None if offers.selection == "noise" else release.objective,
+        consulted=offers.consulted,
     )
 
 
 def _check(
     candidates: Sequence[Candidate],
     mechanisms: Sequence[str | Mechanism],
-    selection: str,
     realised_epsilon_cap: float | None,
 ) -> tuple[set[Mechanism], tuple[str, ...]]:
     if not candidates:
@@ -143,8 +164,6 @@ def _check(
     names = [candidate.name for candidate in candidates]
     if len(set(names)) != len(names):
         raise InvalidInput("Two candidates have the same name; each needs its own.")
-    if selection not in SELECTIONS:
-        raise InvalidInput(f"selection must be one of {', '.join(SELECTIONS)}, but {selection!r} was given.")
     if realised_epsilon_cap is not None:
         require_positive("realised_epsilon_cap", realised_epsilon_cap)
     try:
@@ -162,35 +181,3 @@ def _check(
             + ("; mixtures of merges cannot be solved on their own yet." if notes else ".")
         )
     return wanted, notes
-
-
-def _infeasible(
-    budget: PrivacyBudget,
-    usable: Sequence[Member],
-    unusable: Mapping[str, str],
-    reference: Candidate,
-    relation: NeighboringRelation,
-) -> BudgetInfeasible:
-    best = min((member.epsilon for member in usable), default=None)
-    if best is not None and best <= budget.epsilon:  # only a cap on drawn candidates stands in the way
-        hint = "raise realised_epsilon_cap or allow linear_combination"
-        return BudgetInfeasible(
-            f"Candidates fit epsilon {budget.epsilon:g} at delta {budget.delta:g}, but none that may be drawn: "
-            f"{hint}.",
-            target=budget.epsilon,
-            best=best,
-            hint=hint,
-        )
-    hint = training_hint(budget, reference.trajectory, relation)
-    if best is None:
-        name, reason = next(iter(unusable.items()))
-        offer = f"none of them can be used ({name} {reason.rstrip('.')})"
-    else:
-        offer = f"the smallest epsilon on offer is {best:.4g}"
-    return BudgetInfeasible(
-        f"No candidate and no merge reaches epsilon {budget.epsilon:g} at delta {budget.delta:g}; {offer}, "
-        f"so {hint}.",
-        target=budget.epsilon,
-        best=best,
-        hint=hint,
-    )

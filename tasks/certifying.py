@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 
-from accounting.certificate import CandidateReference, Certificate, build_certificate
+from accounting.certificate import Certificate, build_certificate
+from accounting.certificate_parts import CandidateReference
 from accounting.plan import Mechanism, Plan
 from infra.documents import Draw, Policy, PortfolioManifest
 from tasks.merging import MERGE_RULE

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from accounting.budget import NeighboringRelation, PrivacyBudget
 from accounting.certificate import (
-    CandidateReference,
     Certificate,
     build_certificate,
     profile_grid,
     satisfies,
 )
+from accounting.certificate_parts import CandidateReference
 from accounting.errors import (
     AccountingError,
     BudgetInfeasible,

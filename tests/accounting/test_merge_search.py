@@ -47,7 +47,7 @@ def test_the_search_costs_what_the_certified_bound_says(
     noises: list[float], c: float, steps: int, seed: int, make_candidates: Maker
 ) -> None:
     candidates = make_candidates(noises, steps=steps, update_lipschitz=c)
-    averaging = averaging_of(members_of(candidates, budget(1.0), REPLACE)[0], REPLACE)
+    averaging = averaging_of(members_of(candidates, 1e-5, REPLACE)[0], REPLACE)
     assert averaging is not None
     random = np.random.default_rng(seed)
     for alpha in (0.1, 1.0):
@@ -65,7 +65,7 @@ def test_the_gradient_is_that_of_the_costs(
     noises: list[float], c: float, seed: int, make_candidates: Maker
 ) -> None:
     candidates = make_candidates(noises, steps=5, update_lipschitz=c)
-    averaging = averaging_of(members_of(candidates, budget(1.0), REPLACE)[0], REPLACE)
+    averaging = averaging_of(members_of(candidates, 1e-5, REPLACE)[0], REPLACE)
     assert averaging is not None
     costs = averaging.problem.costs
     weights = np.random.default_rng(seed).dirichlet(np.full(len(noises), 2.0))
@@ -92,7 +92,7 @@ def test_no_random_merge_is_better(
     noises: list[float], c: float, steps: int, epsilon: float, seed: int, make_candidates: Maker
 ) -> None:
     candidates = make_candidates([n * math.sqrt(steps / 20) for n in noises], steps=steps, update_lipschitz=c)
-    averaging = averaging_of(members_of(candidates, budget(epsilon), REPLACE)[0], REPLACE)
+    averaging = averaging_of(members_of(candidates, 1e-5, REPLACE)[0], REPLACE)
     assert averaging is not None
     random = np.random.default_rng(seed)
     many = np.concatenate([random.dirichlet(np.full(len(noises), a), 2500) for a in (0.1, 0.3, 1, 3)])

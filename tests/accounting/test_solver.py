@@ -324,7 +324,7 @@ def test_extreme_candidates(make_run: Maker, make_candidates: Maker) -> None:
         ({"mechanisms": ["mixture"]}, "must be allowed"),
         ({"mechanisms": []}, "must be allowed"),
         ({"mechanisms": ["averaging"]}, "mechanisms must be among"),
-        ({"selection": "validation"}, "selection must be one of"),
+        ({"selection": "accuracy"}, "selection must be one of"),
         ({"realised_epsilon_cap": 0.0}, "realised_epsilon_cap"),
         ({"realised_epsilon_cap": math.nan}, "realised_epsilon_cap"),
     ],
