@@ -18,6 +18,7 @@ BOUND_NAMES = (
     "stepwise",
     "random_selection_pld",
     "random_selection_rdp",
+    "mixture",
     "joint_rdp",
     "basic_composition",
     "advanced_composition",
@@ -59,14 +60,17 @@ INDEX_REVEALED = (
     "One candidate is released, drawn once with the stated weights from a secure source; everybody may learn "
     "which one it was."
 )
-LAST_MERGED_ONLY = "Only the merged parameters are released; the merged models themselves stay secret."
+LAST_MERGED_ONLY = (
+    "The number covers the merged parameters alone: whoever also sees one of the merged models, or another "
+    "merge of them, learns more than it says."
+)
 SHARED_AS_RECORDED = (
     "The merged runs share exactly the steps that are recorded as shared; all other steps have noise and seeds "
     "of their own."
 )
 ONE_MERGE_ONLY = (
-    "Of these runs nothing but the merged parameters stated here, made of their last parameters, is ever "
-    "released: any other release computed from them, a checkpoint, another merge or a score, is not covered."
+    "The number covers the merged parameters stated here, made of the runs' last parameters, and nothing else: "
+    "any other release computed from these runs (a checkpoint, another merge, a score) adds to it."
 )
 LIPSCHITZ_UPDATES = (
     "Where a trajectory records a factor `update_lipschitz`, each update without its noise moves any two "
