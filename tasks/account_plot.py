@@ -6,6 +6,7 @@ import math
 import textwrap
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ COLOURS = {  # Okabe and Ito: told apart by colour-blind people too
 }
 OVER_WEIGHTS = ("joint", "generic", "shifted", "stepwise", "random_selection_pld", "random_selection_rdp")
 COMPOSITIONS = ("basic_composition", "advanced_composition")  # known only at one delta at a time
-_PATIENCE = 2.0  # seconds for the curves over the weights
+_PATIENCE = 2.0  # seconds for the points of a set of curves, where each takes long
 
 
 def require_plot_path(path: Path) -> None:
@@ -129,13 +130,17 @@ def _profile(line: Line, account: Account, width: float, least: float) -> tuple[
         floor = max(line.bound.profile.smallest_delta, least / 10)
         deltas = [line.bound.delta(epsilon) for epsilon in epsilons]
         return epsilons, [delta if delta >= floor else math.nan for delta in deltas]
-    points = []
-    for delta in np.geomspace(0.5, least, 41).tolist():
+    began = time.monotonic()
+    points = [(line.epsilon or 0.0, account.delta)]
+    with suppress(RemergeError):
+        bound_of(line.name, account.release, 0.5)
+    for delta in np.geomspace(0.5, least, _affordable(time.monotonic() - began, 41)).tolist():
         try:
             bound = bound_of(line.name, account.release, delta)
             points.append((epsilon_of(bound, account.release, delta), delta))
         except RemergeError:
             continue
+    points.sort()
     return [epsilon for epsilon, _ in points], [delta for _, delta in points]
 
 
@@ -181,9 +186,14 @@ def _draw_over_weights(
     axes.grid(visible=True, color="#e6e6e6", linewidth=0.6)
 
 
+def _affordable(seconds: float, most: int) -> int:
+    """How many points to compute where one takes so long: at least six."""
+    return int(min(max(_PATIENCE / max(seconds, 1e-9), 6), most))
+
+
 def _inside(seconds: float) -> list[float]:
     """Weights strictly between 0 and 1, as many as patience allows; dense near the ends, where curves bend."""
-    count = int(min(max(_PATIENCE / max(seconds, 1e-9), 12), 80))
+    count = _affordable(seconds, 80)
     near = np.geomspace(1e-4, 0.02, count // 8 + 1)
     return sorted({*np.linspace(0.02, 0.98, count).tolist(), *near.tolist(), *(1 - near).tolist()})
 
