@@ -140,7 +140,7 @@ def _profile(line: Line, account: Account, width: float, least: float) -> tuple[
             points.append((epsilon_of(bound, account.release, delta), delta))
         except RemergeError:
             continue
-    points.sort()
+    points.sort(key=lambda point: (point[0], -point[1]))
     return [epsilon for epsilon, _ in points], [delta for _, delta in points]
 
 

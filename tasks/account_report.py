@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from accounting.bounds import STEPWISE_ASSUMPTION, Bound
+from accounting.plan import Component
 from tasks.account_bounds import KIND_WORDS, Account, Line
 from tasks.account_runs import Release
 from tasks.account_solve import Answer, Option
@@ -24,6 +25,7 @@ BOUND_WORDS = {
     "joint_rdp": "joint release, Renyi",
     "basic_composition": "basic composition",
     "advanced_composition": "advanced composition",
+    "mixture": "mixture of merges",
 }
 MECHANISM_WORDS = {**KIND_WORDS, "best_single": "one run alone"}
 NOT_A_GUARANTEE = f"Not a guarantee for DP-SGD. It assumes: {STEPWISE_ASSUMPTION}"
@@ -83,6 +85,7 @@ def answer_document(answer: Answer) -> dict[str, Any]:
         "selection": answer.selection,
         "selection_rule": SELECTION_WORDS[answer.selection],
         "member_epsilons": dict(answer.member_epsilons),
+        "components": [_component(component) for component in answer.components],
         "bounds": others["bounds"],
         "alternatives": [_option(option) for option in answer.alternatives],
         "set_aside": dict(answer.set_aside),
@@ -105,6 +108,10 @@ def release_in_words(release: Release) -> str:
         else ""
     )
     return f"{words} of {weights_in_words(names)}{noise}"
+
+
+def _noise_in_words(fresh_noise: float) -> str:
+    return f", with fresh noise of standard deviation {rounded_up(fresh_noise)}" if fresh_noise else ""
 
 
 def weights_in_words(weights: Mapping[str, float]) -> str:
@@ -202,14 +209,21 @@ def answer_sentences(answer: Answer) -> list[str]:
         )
     if answer.utility_reason is not None:
         sentences.append(f"No expected utility is shown. {answer.utility_reason}")
-    if best.label == "random_selection" and len(best.weights) > 1:
+    sentences += [
+        escape(
+            f"{component.name}, drawn with probability {component.weight:.6g}, is "
+            f"{weights_in_words(component.weights)}{_noise_in_words(component.fresh_noise)}."
+        )
+        for component in answer.components
+    ]
+    if answer.drawn_epsilons:
         own = ", ".join(
             f"{name} {'unknown' if epsilon is None else rounded_up(epsilon)}"
-            for name, epsilon in answer.member_epsilons.items()
+            for name, epsilon in answer.drawn_epsilons.items()
         )
         sentences.append(
-            "Whoever learns which run was drawn is protected by that run's own guarantee. Epsilon of each at "
-            f"this delta: {escape(own)}."
+            "Whoever learns what was drawn is protected by its own guarantee. Epsilon of each at this delta: "
+            f"{escape(own)}."
         )
     sentences += [escape(f"{name} {reason.rstrip('.')}.") for name, reason in answer.set_aside.items()]
     sentences += [escape(note) for note in answer.notes]
@@ -234,6 +248,17 @@ def _numbers(line: Line) -> dict[str, float] | None:
     if line.epsilon is None:
         return None
     return {"epsilon": line.epsilon} if line.mu is None else {"mu": line.mu, "epsilon": line.epsilon}
+
+
+def _component(component: Component) -> dict[str, Any]:
+    return {
+        "name": component.name,
+        "weight": component.weight,
+        "weights": dict(component.weights),
+        "fresh_noise": component.fresh_noise,
+        "bound": component.bound.name,
+        "epsilon": component.epsilon,
+    }
 
 
 def _option(option: Option) -> dict[str, Any]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from accounting.bounds import Bound
 from accounting.budget import NeighboringRelation, PrivacyBudget
 from accounting.errors import BudgetInfeasible, InvalidInput, RemergeError
-from accounting.plan import Mechanism, Plan
+from accounting.plan import Component, Mechanism, Plan
+from accounting.selection_rules import worded
 from accounting.solver import solve
 from accounting.training_hint import training_hint
 from accounting.trajectory import Candidate, Trajectory
@@ -17,9 +19,12 @@ from tasks.account_draw import Draw, Draws, best_draw
 from tasks.account_file import AccountFile
 from tasks.account_runs import Release, Run
 
-UNKNOWN_AVERAGE = "The utility of a weighted average does not follow from the utilities of the runs in it."
-_CAP_ADVISED = 4  # times the budget's epsilon; the default of a policy's realised_epsilon_cap
 NO_UTILITIES = "The file does not state a utility for every run."
+NOISE_ADDED = (
+    "No release fits the budget as it is, so noise is added to a merge of runs of one recipe; no stated utility tells "
+    "what that costs."
+)
+_CAP_ADVISED = 4  # times the budget's epsilon; the default of a policy's realised_epsilon_cap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +32,7 @@ class Option:
     """One release that fits the budget."""
 
     label: str  # the mechanism's name, or "best_single"
-    weights: Mapping[str, float]
+    weights: Mapping[str, float]  # of a mixture expected over its draw
     bound: str
     epsilon: float  # nats, at the budget's delta
     expected_utility: float | None
@@ -45,9 +50,18 @@ class Answer:
     utility_reason: str | None  # why no expected utility is known
     account: Account  # every bound of the same release
     member_epsilons: Mapping[str, float | None]  # of each run used, alone, at the budget's delta; nats
+    components: tuple[Component, ...]  # of a mixture: the merges, one of which is drawn
     alternatives: tuple[Option, ...]
     set_aside: Mapping[str, str]  # by run, why it was not considered
     notes: tuple[str, ...]
+
+    @property
+    def drawn_epsilons(self) -> dict[str, float | None]:
+        """What whoever learns the outcome of the draw is protected by; empty where nothing is drawn."""
+        if self.components:
+            return {component.name: component.epsilon for component in self.components}
+        drawn = self.best.label == Mechanism.RANDOM_SELECTION.value and len(self.best.weights) > 1
+        return dict(self.member_epsilons) if drawn else {}
 
 
 def answer_of(file: AccountFile, runs: Mapping[str, Run], where: str) -> Answer:
@@ -93,27 +107,22 @@ class _Task:
             if isinstance(run.known_by, Trajectory)
         ]
 
-    def plan(self, mechanisms: Sequence[Mechanism]) -> Plan:
-        """The one door to the solver. Fresh noise, which is one thing more to be done right, is its last resort."""
+    def plan(self, selection: str, *, fresh_noise: bool = False) -> Plan:
+        """The one door to the solver."""
         try:
-            return self._solved(mechanisms, fresh_noise=False)
-        except BudgetInfeasible:
-            return self._solved(mechanisms, fresh_noise=True)
+            return solve(
+                self.budget,
+                self.candidates,
+                relation=self.relation,
+                mechanisms=self.mechanisms,
+                selection=selection,
+                realised_epsilon_cap=self.cap,
+                allow_fresh_noise=fresh_noise,
+            )
         except InvalidInput as error:
             # Utilities also decide between runs of different recipes.
             hint = ", or state a utility for every run" if "noise" in error.message else ""
             raise InvalidInput(f"{self.where}: {error.message.rstrip('.')}{hint}.") from None
-
-    def _solved(self, mechanisms: Sequence[Mechanism], *, fresh_noise: bool) -> Plan:
-        return solve(
-            self.budget,
-            self.candidates,
-            relation=self.relation,
-            mechanisms=mechanisms,
-            selection="noise",
-            realised_epsilon_cap=self.cap,
-            allow_fresh_noise=fresh_noise,
-        )
 
     def account(self, plan: Plan) -> Account:
         """Every bound of a plan's release."""
@@ -129,6 +138,7 @@ class _Task:
 
 
 def _by_noise(task: _Task, utilities: Mapping[str, float]) -> Answer:
+    """Fresh noise, which is one thing more to be done right, is the last resort."""
     if not task.candidates:
         raise InvalidInput(
             f"{task.where}: these runs are known only by stated guarantees, which say nothing of their noise; "
@@ -138,50 +148,59 @@ def _by_noise(task: _Task, utilities: Mapping[str, float]) -> Answer:
     if utilities:
         silent = ", ".join(run.name for run in task.runs if run.name not in utilities)
         notes = (f"The stated utilities are not used, because none is stated for {silent}.",)
-    return _planned(task, task.plan(task.mechanisms), {}, notes)
+    try:
+        plan = task.plan("noise")
+    except BudgetInfeasible:
+        plan = task.plan("noise", fresh_noise=True)
+    return _planned(task, plan, NO_UTILITIES, notes)
 
 
 def _by_utility(task: _Task, utilities: Mapping[str, float]) -> Answer:
-    """Random selection by the stated utilities; a linear combination, whose utility is not known, by noise."""
-    others = tuple(m for m in task.mechanisms if m is not Mechanism.RANDOM_SELECTION)
-    draws, plan, refusal = None, None, None
-    if others != task.mechanisms:
-        draws = best_draw(task.runs, utilities, task.budget, task.relation, task.cap)
-    if others and task.candidates:
+    """The solver's plan by utilities, or a draw that includes runs known only by a stated guarantee."""
+    plan, refusal, draws = None, None, None
+    if task.candidates:
         try:
-            plan = task.plan(others)
+            plan = task.plan("stated")
         except RemergeError as error:
             refusal = error
-    if draws is not None and draws.best is not None:
-        return _drawn(task, utilities, draws, draws.best, plan, refusal)
+    if len(task.candidates) < len(task.runs) and Mechanism.RANDOM_SELECTION in task.mechanisms:
+        draws = best_draw(task.runs, utilities, task.budget, task.relation, task.cap)
+        drawn = draws.best
+        if drawn is not None and (plan is None or drawn.expected_utility >= (plan.expected_utility or 0.0)):
+            return _drawn(task, draws, drawn, plan)
     if plan is not None:
-        return _planned(task, plan, utilities, ())
-    raise refusal or _infeasible(task, draws)
+        return _planned(task, plan, None, ())
+    if isinstance(refusal, BudgetInfeasible):
+        with suppress(RemergeError):
+            return _planned(task, task.plan("noise", fresh_noise=True), NOISE_ADDED, ())
+    if refusal is not None and (draws is None or not isinstance(refusal, BudgetInfeasible)):
+        raise refusal
+    raise _infeasible(task, draws)  # of all runs, not only of those that the solver knows
 
 
-def _planned(task: _Task, plan: Plan, utilities: Mapping[str, float], notes: tuple[str, ...]) -> Answer:
-    """What the solver answers, which compares runs by their noise."""
-    stated = {
-        run.name: "known only by a stated guarantee, so its noise cannot be compared"
-        for run in task.runs
-        if run.stated is not None
-    }
-    best = _option(plan, utilities)
+def _planned(task: _Task, plan: Plan, unknown: str | None, notes: tuple[str, ...]) -> Answer:
+    """What the solver answers; `unknown` says why there is no expected utility, where there is none."""
+    by_utility = plan.expected_utility is not None
+    stated: dict[str, str] = {}
+    if not by_utility:
+        reason = "known only by a stated guarantee, so its noise cannot be compared"
+        stated = {run.name: reason for run in task.runs if run.stated is not None}
     return Answer(
-        best=best,
+        best=_option(plan),
         bound=plan.bound,
         budget=task.budget,
-        selection="noise",
-        utility_reason=None if best.expected_utility is not None else _unknown(utilities),
+        selection=plan.selection,
+        utility_reason=unknown,
         account=task.account(plan),
         member_epsilons=plan.member_epsilons,
+        components=plan.components,
         alternatives=tuple(
             Option(
                 label=other.label,
                 weights=other.weights,
                 bound=other.bound_name,
                 epsilon=other.epsilon,
-                expected_utility=_of_one(other.weights, utilities, other.fresh_noise),
+                expected_utility=other.objective if by_utility else None,
                 fresh_noise=other.fresh_noise,
             )
             for other in plan.alternatives
@@ -191,44 +210,33 @@ def _planned(task: _Task, plan: Plan, utilities: Mapping[str, float], notes: tup
     )
 
 
-def _drawn(
-    task: _Task,
-    utilities: Mapping[str, float],
-    draws: Draws,
-    best: Draw,
-    plan: Plan | None,
-    refusal: RemergeError | None,
-) -> Answer:
-    """A random selection by stated utilities, with the solver's linear combination beside it."""
-    alternatives = [] if plan is None else [_option(plan, utilities)]
+def _drawn(task: _Task, draws: Draws, best: Draw, plan: Plan | None) -> Answer:
+    """A random selection that includes stated guarantees, with the solver's plan for the other runs beside it."""
+    alternatives = [] if plan is None else [_option(plan)]
     if draws.best_single is not None:
         alternatives.append(_drawn_option("best_single", draws.best_single))
-    notes: tuple[str, ...] = () if plan is None else plan.notes
-    if isinstance(refusal, BudgetInfeasible):
-        notes = ("No linear combination was found within the budget.",)
-    elif refusal is not None:
-        notes = (f"No linear combination was sought: {refusal.message}",)
     return Answer(
         best=_drawn_option(Mechanism.RANDOM_SELECTION.value, best),
-        bound=best.bound,
+        bound=replace(best.bound, assumptions=worded("stated", best.bound.assumptions)),
         budget=task.budget,
         selection="stated",
         utility_reason=None,
         account=with_certified(account_of(best.release, task.budget.delta), best.bound, best.epsilon),
         member_epsilons={run.name: draws.epsilons[run.name] for run in best.release.runs},
+        components=(),
         alternatives=tuple(alternatives),
         set_aside=draws.set_aside,
-        notes=notes,
+        notes=() if plan is None else plan.notes,
     )
 
 
-def _option(plan: Plan, utilities: Mapping[str, float]) -> Option:
+def _option(plan: Plan) -> Option:
     return Option(
         label=plan.mechanism.value,
         weights=plan.weights,
         bound=plan.bound.name,
         epsilon=plan.epsilon,
-        expected_utility=_of_one(plan.weights, utilities, plan.fresh_noise),
+        expected_utility=plan.expected_utility,
         fresh_noise=plan.fresh_noise,
     )
 
@@ -244,25 +252,16 @@ def _drawn_option(label: str, draw: Draw) -> Option:
     )
 
 
-def _of_one(weights: Mapping[str, float], utilities: Mapping[str, float], fresh_noise: float) -> float | None:
-    """The utility of a release that is one run as it is, where that is stated."""
-    return utilities.get(next(iter(weights))) if len(weights) == 1 and not fresh_noise else None
-
-
-def _unknown(utilities: Mapping[str, float]) -> str:
-    return UNKNOWN_AVERAGE if utilities else NO_UTILITIES
-
-
 def _weak_draws(answer: Answer, cap: float | None) -> tuple[str, ...]:
     """With delta to spare, a program puts a little weight on runs that are hardly private at all."""
-    if cap is not None or answer.best.label != Mechanism.RANDOM_SELECTION.value:
+    if cap is not None:
         return ()
     limit = _CAP_ADVISED * answer.budget.epsilon
     return tuple(
-        f"Run {name} may be drawn, although its own epsilon is "
+        f"{name} may be drawn, although its own epsilon is "
         f"{'not known' if epsilon is None else f'as large as {epsilon:.3g}'} at this delta; set "
         f"realised_epsilon_cap in budget (policies use {limit:g}) to keep such runs out."
-        for name, epsilon in answer.member_epsilons.items()
+        for name, epsilon in answer.drawn_epsilons.items()
         if epsilon is None or epsilon > limit
     )
 

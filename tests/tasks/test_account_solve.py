@@ -66,13 +66,20 @@ def test_the_order_in_the_file_decides_nothing() -> None:
     assert first.best.epsilon == again.best.epsilon
 
 
-def test_a_linear_combination_stands_beside_it_without_a_utility() -> None:
+def test_a_linear_combination_has_the_average_utility_and_that_is_said() -> None:
     runs = {name: run_of(name, 40, 0.8 + i / 100) for i, name in enumerate("ab")}
-    found = answer(runs, epsilon=3.0)
-    assert found.best.label == "random_selection"
-    beside = next(option for option in found.alternatives if option.label == "linear_combination")
-    assert set(beside.weights) == {"a", "b"}
-    assert beside.epsilon <= 3.0
+    found = answer(runs, epsilon=3.0, mechanisms=["linear_combination", "random_selection"])
+    options = [found.best, *found.alternatives]
+    assert {"linear_combination", "random_selection"} <= {option.label for option in options}
+    for option in options:
+        average = sum(weight * (0.8 if name == "a" else 0.81) for name, weight in option.weights.items())
+        assert option.expected_utility == pytest.approx(average)
+        assert option.epsilon <= 3.0
+    only = answer(
+        {"a": run_of("a", 16, 0.9, update_lipschitz=1.0), "b": run_of("b", 32, 0.8, update_lipschitz=1.0)}
+    )
+    if len(only.best.weights) > 1 and only.best.label == "linear_combination":
+        assert any("stands in for it" in note for note in only.notes)
 
 
 def test_without_utilities_the_noise_decides() -> None:
@@ -127,10 +134,10 @@ def test_a_run_that_is_hardly_private_is_named_and_can_be_capped() -> None:
     runs = {"weak": run_of("w", 0.01, 0.99), "strong": run_of("s", 32, 0.8)}
     free = answer(runs)
     assert 0 < free.best.weights["weak"] < 1e-4
-    assert any("Run weak may be drawn" in note and "policies use 8" in note for note in free.notes)
+    assert any("weak may be drawn" in note and "policies use 8" in note for note in free.notes)
     capped = answer(runs, cap=8.0)
     assert dict(capped.best.weights) == {"strong": 1.0}
-    assert "may not be drawn" in capped.set_aside["weak"]
+    assert "exceeds the cap of 8" in capped.set_aside["weak"]
     assert not any("may be drawn" in note for note in capped.notes)
 
 
@@ -147,12 +154,21 @@ def test_an_infeasible_budget_says_what_would_make_it_feasible() -> None:
         with pytest.raises((BudgetInfeasible, InvalidInput)) as caught:
             answer(runs, epsilon=0.1, mechanisms=mechanisms)
         assert "\n" not in caught.value.message
-    with pytest.raises(
-        BudgetInfeasible, match=r"1\.047, of run b, so train a candidate with noise_multiplier"
-    ):
+    with pytest.raises(BudgetInfeasible, match=r"1\.047.* so train a candidate with noise_multiplier"):
         answer(runs, epsilon=0.1, mechanisms=["random_selection"])
     with pytest.raises(BudgetInfeasible, match="raise realised_epsilon_cap"):
         answer(runs, epsilon=2.0, cap=0.5, mechanisms=["random_selection"])
+
+
+def test_an_infeasible_budget_names_the_stated_guarantee_that_comes_nearest() -> None:
+    runs = {"ours": run_of("o", 16, 0.9), "theirs": {"utility": 0.7, "stated": {"epsilon": 1, "delta": 1e-6}}}
+    with pytest.raises(BudgetInfeasible, match=r"on offer is 1, of run theirs, so train a candidate"):
+        answer(runs, epsilon=0.5, mechanisms=["random_selection"])
+    with pytest.raises(BudgetInfeasible, match="raise realised_epsilon_cap"):
+        answer(runs, epsilon=2.0, cap=0.5, mechanisms=["random_selection"])
+    del runs["ours"]
+    with pytest.raises(BudgetInfeasible, match="ask for a larger epsilon or delta"):
+        answer(runs, epsilon=0.5)
 
 
 def test_fresh_noise_is_the_last_resort() -> None:
@@ -166,8 +182,10 @@ def test_fresh_noise_is_the_last_resort() -> None:
     assert any("once, before anybody sees them" in text for text in answer_sentences(found))
     with pytest.raises(BudgetInfeasible):
         answer(runs, epsilon=0.5, mechanisms=["random_selection"])
-    useful = {name: {**run, "utility": 0.5} for name, run in runs.items()}
-    assert answer(useful, epsilon=0.5).best.expected_utility is None
+    useful = answer({name: {**run, "utility": 0.5} for name, run in runs.items()}, epsilon=0.5)
+    assert useful.best.fresh_noise > 0
+    assert useful.best.expected_utility is None
+    assert "no stated utility tells what that costs" in (useful.utility_reason or "")
 
 
 def test_runs_of_different_recipes_need_utilities() -> None:
