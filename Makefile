@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test bench lint format lock schemas clean
+.PHONY: help install demo test bench gain lint format lock schemas clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,10 +24,13 @@ demo: $(STAMP) ## train a portfolio, change two regions' policies, show what was
 	@$(BIN)/remerge demo $(if $(KEEP),--keep)
 
 test: $(STAMP) ## the whole test suite, on the real stack
-	@$(BIN)/python -m pytest -n 2 --dist loadscope $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 bench: $(STAMP) ## how fast the accounting is, beside its targets (a few minutes)
 	@$(BIN)/python -m tests.benchmarks.bench_accounting $(ARGS)
+
+gain: $(STAMP) ## what a merge gains in accuracy on the demo's data, over 24 seeds (minutes)
+	@$(BIN)/python -m tests.benchmarks.digits_gain $(ARGS)
 
 lint: $(STAMP) ## ruff, and strict typing of accounting/
 	@$(BIN)/ruff check .
