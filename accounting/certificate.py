@@ -15,21 +15,28 @@ from accounting.budget import (
     require_number,
     require_open_unit,
 )
-from accounting.certificate_parts import CandidateReference, Realised, other_bound_of, pair_of
+from accounting.certificate_parts import (
+    MERGE_BOUNDS,
+    CandidateReference,
+    CertifiedComponent,
+    Realised,
+    other_bound_of,
+    pair_of,
+)
 from accounting.documents import fields_of, fields_to_dict, list_of, mapping_of, require_text
 from accounting.errors import InvalidInput
-from accounting.plan import Mechanism, OtherBound, Plan
-from accounting.profile import require_simplex
+from accounting.plan import Mechanism, OtherBound, Plan, require_components, require_weights
 from accounting.selection_rules import UNACCOUNTED, VALIDATION
 from accounting.trajectory import parse_relation
 
 SCHEMA = "remerge/certificate/1"
-GAUSSIAN_BOUNDS = ("joint", "generic", "shifted")  # those that may have a closed form
 MERGE_RULES = {
     Mechanism.LINEAR_COMBINATION: "The released parameters are the sum of the candidates' parameters times "
     "their weights.",
     Mechanism.RANDOM_SELECTION: "The released parameters are those of one candidate, drawn once with the "
     "weights as probabilities.",
+    Mechanism.MIXTURE: "The released parameters are the sum of the candidates' parameters times the weights of one "
+    "component, drawn once with the components' weights as probabilities.",
 }
 
 
@@ -47,7 +54,7 @@ class Certificate:
     unit: str
     neighboring_relation: NeighboringRelation
     mechanism: Mechanism
-    weights: Mapping[str, float]  # candidate name -> weight > 0
+    weights: Mapping[str, float]  # candidate name -> weight > 0; of a mixture, expected over the draw
     candidates: Mapping[str, CandidateReference]  # exactly those with a weight or consulted
     merge_rule: str
     bound: str  # name of the theorem's bound
@@ -60,11 +67,12 @@ class Certificate:
     profile: tuple[tuple[float, float], ...]  # (epsilon, delta) pairs, each of which holds
     other_bounds: Mapping[str, OtherBound]
     selection: str
-    realised: Realised | None  # for a random selection
+    realised: Realised | None  # of a draw
     fresh_noise: float  # standard deviation per coordinate of the noise added to the merge, once; 0 for none
     consulted: tuple[
         str, ...
     ]  # candidates whose scores the weights may depend on, and which the bound covers
+    components: tuple[CertifiedComponent, ...]  # of a mixture
     versions: Mapping[str, str]
 
     def __post_init__(self) -> None:
@@ -78,9 +86,13 @@ class Certificate:
             raise InvalidInput(f"{self.bound!r} is not the name of a bound that can be certified.")
         if not self.assumptions or not all(isinstance(text, str) and text for text in self.assumptions):
             raise InvalidInput("A certificate states its assumptions, each a sentence.")
-        require_simplex(tuple(self.weights.values()))
-        if not self.weights or not all(weight > 0 for weight in self.weights.values()):
-            raise InvalidInput("A certificate names only candidates with a weight above 0.")
+        require_weights(self.weights)
+        if bool(self.components) != (self.mechanism is Mechanism.MIXTURE):
+            raise InvalidInput("The certificate of a mixture states its components, and no other one does.")
+        if self.components:
+            require_components(self.weights, self.components)
+            if self.fresh_noise > 0:
+                raise InvalidInput("Fresh noise of a mixture is stated with its components.")
         if not all(isinstance(name, str) for name in self.consulted):
             raise InvalidInput("consulted of a certificate must be a list of names.")
         if {*self.weights, *self.consulted} != set(self.candidates):
@@ -102,7 +114,7 @@ class Certificate:
             raise InvalidInput("A certificate's epsilon and delta must lie within the budget it names.")
         if self.mu is not None:
             require_non_negative("mu", self.mu)
-            if self.bound not in GAUSSIAN_BOUNDS:
+            if self.bound not in MERGE_BOUNDS:
                 raise InvalidInput(f"The bound {self.bound!r} is not that of a Gaussian and has no mu.")
         for epsilon, delta in self.profile:
             require_non_negative("epsilon of the profile", epsilon)
@@ -110,7 +122,8 @@ class Certificate:
                 raise InvalidInput(f"delta of the profile must lie in [0, 1], but {delta!r} was given.")
         if not all(isinstance(text, str) for pair in self.versions.items() for text in pair):
             raise InvalidInput("versions of a certificate must map texts to texts.")
-        if self.realised is not None and self.realised.candidate not in self.weights:
+        outcomes = [component.name for component in self.components] or list(self.weights)
+        if self.realised is not None and self.realised.candidate not in outcomes:
             raise InvalidInput(f"The realised candidate {self.realised.candidate!r} has no weight.")
 
     def to_dict(self) -> dict[str, Any]:
@@ -132,6 +145,7 @@ class Certificate:
         document["realised"] = None if self.realised is None else fields_to_dict(self.realised)
         document["versions"] = dict(self.versions)
         document["consulted"] = list(self.consulted)
+        document["components"] = [component.to_dict() for component in self.components]
         return document
 
     @staticmethod
@@ -162,6 +176,8 @@ class Certificate:
         if values["realised"] is not None:
             values["realised"] = Realised(**fields_of(values["realised"], "realised", Realised))
         values["assumptions"] = tuple(list_of("assumptions", values["assumptions"]))
+        components = list_of("components", values["components"])
+        values["components"] = tuple(CertifiedComponent.from_dict(entry) for entry in components)
         values["consulted"] = tuple(list_of("consulted", values["consulted"]))
         values["profile"] = tuple(pair_of(entry) for entry in list_of("profile", values["profile"]))
         return Certificate(**values)
@@ -188,7 +204,7 @@ def build_certificate(
     Args:
         plan: certified by the solver.
         candidates: references of at least the plan's candidates; others are left out.
-        realised: the drawn candidate's name; required for, and only for, a random selection among several.
+        realised: the drawn candidate's or component's name; required for, and only for, a draw among several.
         merge_rule: in words; the mechanism's own by default.
         release_id, region, policy_digest, policy_serial, manifest_digest, portfolio, lineage, unit, versions:
             copied.
@@ -196,13 +212,12 @@ def build_certificate(
     Raises:
         InvalidInput: a candidate without reference, or `realised` missing or out of place.
     """
-    drawn = plan.mechanism is Mechanism.RANDOM_SELECTION and len(plan.weights) > 1
-    if drawn and realised is None:
+    if plan.mechanism is Mechanism.LINEAR_COMBINATION and realised is not None:
+        raise InvalidInput("Only a random selection or a mixture has a realised candidate.")
+    if len(plan.outcomes) > 1 and realised is None:
         raise InvalidInput("A random selection is certified after its draw: name the realised candidate.")
-    if realised is not None and realised not in plan.weights:
+    if realised is not None and realised not in plan.outcomes:
         raise InvalidInput(f"The realised candidate {realised!r} is not part of the plan.")
-    if realised is not None and plan.mechanism is not Mechanism.RANDOM_SELECTION:
-        raise InvalidInput("Only a random selection has a realised candidate.")
     named = [*plan.weights, *(name for name in plan.consulted if name not in plan.weights)]
     missing = sorted(set(named) - set(candidates))
     if missing:
@@ -234,10 +249,11 @@ def build_certificate(
         selection=plan.selection,
         realised=None
         if realised is None
-        else Realised(candidate=realised, epsilon=plan.member_epsilons[realised], delta=plan.budget.delta),
+        else Realised(candidate=realised, epsilon=plan.outcome_epsilon(realised), delta=plan.budget.delta),
         versions=dict(versions),
         fresh_noise=plan.fresh_noise,
         consulted=plan.consulted,
+        components=tuple(CertifiedComponent.of(component) for component in plan.components),
     )
 
 

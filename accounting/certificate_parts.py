@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 from accounting.budget import require_non_negative, require_number, require_open_unit
-from accounting.documents import list_of, mapping_of, require_text
+from accounting.documents import fields_of, fields_to_dict, list_of, mapping_of, require_text
 from accounting.errors import InvalidInput
-from accounting.plan import OtherBound
+from accounting.plan import Component, OtherBound, require_weights
+
+MERGE_BOUNDS = (
+    "joint",
+    "generic",
+    "shifted",
+)  # of one merge; the last two, and the first at times, have a mu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +34,9 @@ class CandidateReference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Realised:
-    """The drawn candidate of a random selection, and its own guarantee, which whoever sees the index sees."""
+    """What was drawn, and its own guarantee, which whoever sees the index sees."""
 
-    candidate: str
+    candidate: str  # of a mixture the component's name
     epsilon: float  # nats
     delta: float
 
@@ -36,6 +44,48 @@ class Realised:
         require_text("realised.candidate", self.candidate)
         require_non_negative("realised.epsilon", self.epsilon)
         require_open_unit("realised.delta", self.delta)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CertifiedComponent:
+    """One merge of a mixture: its probability, its weights and its own guarantee."""
+
+    name: str
+    weight: float  # probability, > 0
+    weights: Mapping[str, float]  # lambda by candidate name, > 0
+    fresh_noise: float  # standard deviation per coordinate of the noise added to this merge, once; 0 for none
+    bound: str  # name of the theorem's bound for this merge alone
+    epsilon: float  # nats, at the certificate's delta
+
+    def __post_init__(self) -> None:
+        require_text("name of a component", self.name)
+        require_weights(self.weights)
+        if not 0 < require_number("weight of a component", self.weight) <= 1:
+            raise InvalidInput(f"weight of a component must lie in (0, 1], but {self.weight!r} was given.")
+        require_non_negative("fresh_noise of a component", self.fresh_noise)
+        require_non_negative("epsilon of a component", self.epsilon)
+        if self.bound not in MERGE_BOUNDS:
+            raise InvalidInput(f"{self.bound!r} is not the name of a bound of one merge.")
+
+    @staticmethod
+    def of(component: Component) -> CertifiedComponent:
+        """What a plan says of a component."""
+        return CertifiedComponent(
+            name=component.name,
+            weight=component.weight,
+            weights=dict(component.weights),
+            fresh_noise=component.fresh_noise,
+            bound=component.bound.name,
+            epsilon=component.epsilon,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return fields_to_dict(self) | {"weights": dict(self.weights)}
+
+    @staticmethod
+    def from_dict(document: object) -> CertifiedComponent:
+        values = fields_of(document, "component", CertifiedComponent)
+        return CertifiedComponent(**values | {"weights": mapping_of("weights", values["weights"])})
 
 
 def pair_of(value: object) -> tuple[float, float]:

@@ -79,8 +79,8 @@ def _fresh_noise(offers: Offers, epsilon: float) -> list[str]:
     if found is None or found.fresh_noise == 0:
         return []
     return [
-        f"allow fresh noise: Gaussian noise of standard deviation {found.fresh_noise:.3g} in each coordinate, added "
-        f"once to {_in_words(found)}, fits"
+        f"release {_in_words(found)} with Gaussian noise of standard deviation {found.fresh_noise:.3g} in each "
+        "coordinate added once (allow_fresh_noise; policies cannot)"
     ]
 
 

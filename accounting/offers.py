@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from accounting.averages import best_average
@@ -12,6 +12,7 @@ from accounting.draws import best_draw
 from accounting.errors import InvalidInput
 from accounting.joint_release import joint_release
 from accounting.members import Member, epsilon_within, members_of
+from accounting.mixtures import best_mixture
 from accounting.plan import Mechanism
 from accounting.release import Release
 from accounting.selection_rules import VALIDATION, utilities_by
@@ -45,15 +46,30 @@ class Offers:
 
     def best(self, mechanism: Mechanism, epsilon: float) -> Release | None:
         """The best release by one mechanism with this epsilon, certified; None where none was found."""
+        return next(iter(self.best_of_each([mechanism], epsilon).values()), None)
+
+    def best_of_each(self, mechanisms: Collection[Mechanism], epsilon: float) -> dict[Mechanism, Release]:
+        """The best release by each mechanism that has one with this epsilon, the simplest mechanism first."""
         budget = PrivacyBudget(epsilon=epsilon, delta=self.delta)
         if self.consulted:
-            return self._best_score(mechanism, budget)
-        match mechanism:
-            case Mechanism.LINEAR_COMBINATION:
-                return best_average(self.members, budget, self.relation, fresh_allowed=self.fresh_allowed)
-            case Mechanism.RANDOM_SELECTION:
-                return best_draw(self.drawable, budget, self.relation)
-        return None
+            found = {m: self._best_score(m, budget) for m in Mechanism if m in mechanisms}
+            return {mechanism: release for mechanism, release in found.items() if release is not None}
+        average = None
+        if Mechanism.LINEAR_COMBINATION in mechanisms or Mechanism.MIXTURE in mechanisms:
+            average = best_average(self.members, budget, self.relation, fresh_allowed=self.fresh_allowed)
+        found = {Mechanism.LINEAR_COMBINATION: average}
+        if Mechanism.RANDOM_SELECTION in mechanisms:
+            found[Mechanism.RANDOM_SELECTION] = best_draw(self.drawable, budget, self.relation)
+        if Mechanism.MIXTURE in mechanisms:
+            found[Mechanism.MIXTURE] = best_mixture(
+                self.members,
+                budget,
+                self.relation,
+                average=average,
+                cap=self.cap,
+                fresh_allowed=self.fresh_allowed,
+            )
+        return {m: release for m, release in found.items() if release is not None and m in mechanisms}
 
     def _best_score(self, mechanism: Mechanism, budget: PrivacyBudget) -> Release | None:
         """The best candidate, if the joint release of all whose scores were consulted fits."""

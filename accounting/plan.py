@@ -118,6 +118,32 @@ class Plan:
                 f"This release needs epsilon {self.epsilon:.6g}, over the budget's {self.budget.epsilon:.6g}."
             )
 
+    @property
+    def outcomes(self) -> dict[str, float]:
+        """What may be released, by name, with its probability; a single one where nothing is drawn.
+
+        Of a random selection the candidates, of a mixture its components; a linear combination is one.
+        """
+        if self.mechanism is Mechanism.RANDOM_SELECTION:
+            return dict(self.weights)
+        if self.mechanism is Mechanism.MIXTURE:
+            return {component.name: component.weight for component in self.components}
+        return {self.mechanism.value: 1.0}
+
+    def merged_weights(self, outcome: str) -> dict[str, float]:
+        """lambda by candidate name of one of the outcomes."""
+        if self.mechanism is Mechanism.RANDOM_SELECTION:
+            return {outcome: 1.0}
+        component = next((c for c in self.components if c.name == outcome), None)
+        return dict(self.weights if component is None else component.weights)
+
+    def outcome_epsilon(self, outcome: str) -> float:
+        """nats, at the budget's delta: what whoever knows the outcome of the draw sees."""
+        if self.mechanism is Mechanism.RANDOM_SELECTION:
+            return self.member_epsilons[outcome]
+        component = next((c for c in self.components if c.name == outcome), None)
+        return self.epsilon if component is None else component.epsilon
+
 
 class Weighted(Protocol):
     """A component of a mixture, as planned or as certified."""

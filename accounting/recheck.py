@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from accounting.bounds import Bound
+from accounting.budget import NeighboringRelation
 from accounting.certificate import Certificate
+from accounting.certificate_parts import CertifiedComponent
 from accounting.errors import AccountingError
-from accounting.joint_release import joint_release, single_run
+from accounting.joint_release import executed_steps, joint_release, single_run
 from accounting.linear_combination import generic
+from accounting.mixtures import mixture_bound
 from accounting.other_bounds import joint_rdp
 from accounting.plan import Mechanism
 from accounting.random_selection import random_selection_bound, random_selection_rdp_bound
@@ -51,9 +54,16 @@ def recheck(certificate: Certificate, trajectories: Mapping[str, Trajectory]) ->
         raise AccountingError("The certificate states a mu, but its bound is not that of a Gaussian.")
     for epsilon, delta in certificate.profile:
         _require_holds(bound, epsilon, delta)
+    for component in certificate.components:
+        own = _of_component(component, trajectories, certificate)
+        _require_holds(own, component.epsilon, certificate.delta)
     if certificate.realised is not None:
         realised = certificate.realised
-        own = single_run(trajectories[realised.candidate], certificate.neighboring_relation)
+        drawn = next((c for c in certificate.components if c.name == realised.candidate), None)
+        if drawn is None:
+            own = single_run(trajectories[realised.candidate], certificate.neighboring_relation)
+        else:
+            own = _of_component(drawn, trajectories, certificate)
         _require_holds(own, realised.epsilon, realised.delta)
 
 
@@ -65,28 +75,50 @@ def recompute(certificate: Certificate, trajectories: Mapping[str, Trajectory]) 
     """
     weights = list(certificate.weights.values())
     runs = [trajectories[name] for name in certificate.weights]
-    if certificate.consulted:  # the weights may depend on all of these
-        return joint_release(
-            [trajectories[name] for name in certificate.consulted], certificate.neighboring_relation
-        )
     relation = certificate.neighboring_relation
-    combined = certificate.mechanism is Mechanism.LINEAR_COMBINATION
+    if certificate.consulted:  # the weights may depend on all of these
+        return joint_release([trajectories[name] for name in certificate.consulted], relation)
     match certificate.bound:
         case "joint":
             return joint_release(runs, relation)
         case "joint_rdp":
             return joint_rdp(runs, relation, certificate.delta)
-        case "generic" if combined:
-            return generic(runs, weights, relation, certificate.fresh_noise)
-        case "shifted" if combined:
-            return shifted(runs, weights, relation, certificate.fresh_noise)
+        case "generic" | "shifted" as name if certificate.mechanism is Mechanism.LINEAR_COMBINATION:
+            return _of_merge(name, runs, weights, relation, certificate.fresh_noise)
         case "random_selection_pld" if certificate.mechanism is Mechanism.RANDOM_SELECTION:
             return random_selection_bound(weights, runs, relation)
         case "random_selection_rdp" if certificate.mechanism is Mechanism.RANDOM_SELECTION:
             return random_selection_rdp_bound(weights, runs, relation, certificate.delta)
+        case "mixture" if certificate.components:
+            executed_steps(runs, relation)
+            parts = [(c.weight, _of_component(c, trajectories, certificate)) for c in certificate.components]
+            return mixture_bound(parts)
     raise AccountingError(
         f"The bound {certificate.bound!r} cannot be rechecked for the mechanism {certificate.mechanism}."
     )
+
+
+def _of_component(
+    component: CertifiedComponent, trajectories: Mapping[str, Trajectory], certificate: Certificate
+) -> Bound:
+    """The bound of one merge of a mixture alone."""
+    runs = [trajectories[name] for name in component.weights]
+    relation = certificate.neighboring_relation
+    return _of_merge(component.bound, runs, list(component.weights.values()), relation, component.fresh_noise)
+
+
+def _of_merge(
+    name: str,
+    runs: list[Trajectory],
+    weights: list[float],
+    relation: NeighboringRelation,
+    fresh_noise: float,
+) -> Bound:
+    if name == "generic":
+        return generic(runs, weights, relation, fresh_noise)
+    if name == "shifted":
+        return shifted(runs, weights, relation, fresh_noise)
+    return joint_release(runs, relation)
 
 
 def _require_holds(bound: Bound, epsilon: float, delta: float) -> None:

@@ -9,6 +9,7 @@ from accounting.bounds import Bound
 from accounting.plan import Alternative, Component, Mechanism
 
 _CLEARLY = 1e-9  # relative
+_WORTH_A_MIXTURE = 1e-3  # relative
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +25,12 @@ class Release:
     components: tuple[Component, ...] = ()  # of a mixture
 
     def clearly_better_than(self, other: Release) -> bool:
-        """By more than rounding: of nearly equal releases the simpler one, tried first, is kept."""
-        return self.objective > other.objective + _CLEARLY * abs(other.objective)
+        """By more than rounding, or for a mixture by a thousandth: else the simpler release is kept.
+
+        The program's mixtures often gain next to nothing by a tiny chance of a much louder model.
+        """
+        needed = _WORTH_A_MIXTURE if self.components and not other.components else _CLEARLY
+        return self.objective > other.objective + needed * abs(other.objective)
 
     @property
     def merges_several(self) -> bool:

@@ -17,6 +17,8 @@ from accounting.release import Release
 from accounting.selection_rules import SURROGATE, worded
 from accounting.trajectory import Candidate
 
+_AVERAGE = Mechanism.LINEAR_COMBINATION
+
 
 def solve(
     budget: PrivacyBudget,
@@ -46,6 +48,8 @@ def solve(
     proportional to the variances over promising sets. By utilities, `sum lambda_i u_i` stands in for the
     merge's unknown utility, and the plan's notes say so (`selection_rules.SURROGATE`).
     Random selection: the exact linear program over all candidates. One candidate alone keeps its own bound.
+    Mixture: the exact linear program over a pool of averages and single candidates (see `mixtures`), which is
+    never worse than both of the above; it is chosen only where it is better.
 
     The noise variance compared is what training added to the parameters, `v_i = sum_t nu_t^2`, also where
     updates contract (`update_lipschitz` below 1), so that past noise has shrunk by the end: how much depends
@@ -58,7 +62,7 @@ def solve(
         mechanisms: which to consider; the one with the better objective wins.
         selection: what the weights may depend on.
         realised_epsilon_cap: nats; candidates whose own epsilon at the budget's delta exceeds it are never
-            drawn by random selection.
+            drawn by random selection; nor, in a mixture, merges whose own epsilon does.
         allow_fresh_noise: let a linear combination add Gaussian noise to the merged parameters, once (the
             plan's `fresh_noise`): it reaches budgets below every candidate where updates are Lipschitz.
             Whoever carries the plan out must draw that noise exactly once: two releases with different noise
@@ -77,7 +81,7 @@ def solve(
             utilities or scores missing or out of place.
         IncompatibleCandidates: another relation, or mixed lineages or units.
     """
-    wanted, notes = _check(candidates, mechanisms, realised_epsilon_cap)
+    wanted = _check(candidates, mechanisms, realised_epsilon_cap)
     executed_steps([candidate.trajectory for candidate in candidates], relation)
     offers = offers_of(
         candidates,
@@ -88,8 +92,7 @@ def solve(
         cap=realised_epsilon_cap,
         fresh_allowed=allow_fresh_noise,
     )
-    found = [offers.best(mechanism, budget.epsilon) for mechanism in Mechanism if mechanism in wanted]
-    releases = [release for release in found if release is not None]
+    releases = list(offers.best_of_each(wanted, budget.epsilon).values())
     if not releases:
         raise budget_infeasible(offers, wanted, budget.epsilon)
     best = releases[0]
@@ -97,11 +100,11 @@ def solve(
         if other.clearly_better_than(best):
             best = other
     alternatives = [r.as_alternative(str(r.mechanism)) for r in releases if r is not best]
-    single = None if offers.consulted else best_single(offers.members, budget, best.mechanism)
+    alone = Mechanism.RANDOM_SELECTION if best.mechanism is Mechanism.RANDOM_SELECTION else _AVERAGE
+    single = None if offers.consulted else best_single(offers.members, budget, alone)
     if single is not None:
         alternatives.append(single.as_alternative("best_single"))
-    if offers.selection != "noise" and best.merges_several:
-        notes = (*notes, SURROGATE)
+    notes = (SURROGATE,) if offers.selection != "noise" and best.merges_several else ()
     return plan_of(best, budget, offers, wanted, alternatives=tuple(alternatives), notes=notes)
 
 
@@ -151,6 +154,7 @@ def plan_of(
         fresh_noise=release.fresh_noise,
         expected_utility=None if offers.selection == "noise" else release.objective,
         consulted=offers.consulted,
+        components=release.components,
     )
 
 
@@ -158,7 +162,7 @@ def _check(
     candidates: Sequence[Candidate],
     mechanisms: Sequence[str | Mechanism],
     realised_epsilon_cap: float | None,
-) -> tuple[set[Mechanism], tuple[str, ...]]:
+) -> set[Mechanism]:
     if not candidates:
         raise InvalidInput("There is no candidate to choose from; train a portfolio first.")
     names = [candidate.name for candidate in candidates]
@@ -171,13 +175,6 @@ def _check(
     except ValueError:
         known = ", ".join(mechanism.value for mechanism in Mechanism)
         raise InvalidInput(f"mechanisms must be among {known}, but {list(mechanisms)!r} was given.") from None
-    notes: tuple[str, ...] = ()
-    if Mechanism.MIXTURE in wanted:
-        wanted.discard(Mechanism.MIXTURE)
-        notes = ("Mixtures of merges were allowed, but are not considered yet.",)
     if not wanted:
-        raise InvalidInput(
-            "At least one of linear_combination and random_selection must be allowed"
-            + ("; mixtures of merges cannot be solved on their own yet." if notes else ".")
-        )
-    return wanted, notes
+        raise InvalidInput("At least one mechanism must be allowed.")
+    return wanted

@@ -95,7 +95,9 @@ def policy_set(
     ] = None,
     mechanism: Annotated[
         list[str] | None,
-        typer.Option(help="linear_combination or random_selection; repeat for several; default all"),
+        typer.Option(
+            help="linear_combination, random_selection or mixture; repeat for several; default the first two"
+        ),
     ] = None,
     min_accuracy: Annotated[float, typer.Option(help="needed on the public-gate rows, 0 to 1")] = 0.0,
     realised_epsilon_cap: Annotated[

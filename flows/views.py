@@ -12,7 +12,7 @@ from infra.orchestrator import FlowRun, message_of
 from infra.settings import Settings, connections
 from tasks.compliance import State
 from tasks.live_release import current_policy, region_compliance
-from tasks.report import provenance_in_words, weights_in_words
+from tasks.report import provenance_in_words, release_in_words
 from tasks.services import Services, open_services
 
 COLOURS = {State.COMPLIANT: "green", State.NON_COMPLIANT: "bold red", State.NO_RELEASE: "yellow"}
@@ -91,7 +91,7 @@ def print_outcome(console: Console, settings: Settings, policy: Policy, run: Flo
     services = open_services(settings)
     _, live, _ = region_compliance(services, policy.region)
     if live is not None:
-        weights = weights_in_words(live.certificate.weights)
+        weights = release_in_words(live.certificate)
         console.print(
             f"Live in {policy.region}: {live.certificate.mechanism} of {weights}; started by "
             f"{started_by(live.manifest.provenance)}. Fetch it with `remerge pull {policy.region} --to DIR`.",

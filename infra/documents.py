@@ -92,7 +92,7 @@ class Policy(Document):
     unit: Literal["record"] = "record"
     portfolio: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}@(?:[1-9][0-9]*|latest)$")]
     mechanisms: Annotated[
-        tuple[Literal["linear_combination", "random_selection"], ...], Field(min_length=1)
+        tuple[Literal["linear_combination", "random_selection", "mixture"], ...], Field(min_length=1)
     ] = ("linear_combination", "random_selection")
     merge: Literal["linear"] = "linear"
     selection: Literal["noise"] = "noise"
@@ -188,11 +188,11 @@ class PortfolioManifest(Document):
 
 
 class Draw(Document):
-    """A random selection, made once, from the operating system's entropy, stored before it is used."""
+    """A draw of a candidate, or of a mixture's component, made once, stored before it is used."""
 
     schema_: Literal["remerge/draw/1"] = Field("remerge/draw/1", alias="schema")
     release_id: Digest
-    weights: dict[str, float]  # the candidates lie along [0, 1) in the order of their names
+    weights: dict[str, float]  # the candidates or components lie along [0, 1) in the order of their names
     point: Digest  # the point drawn in [0, 1): 256 random bits as hexadecimal, over 2**256
     drawn_index: Annotated[int, Field(ge=0)]  # into weights
     drawn: str

@@ -43,5 +43,13 @@ def certify(
             **{package: importlib.metadata.version(package) for package in PACKAGES},
         },
         realised=draw.drawn if draw is not None else None,
-        merge_rule=MERGE_RULE if plan.mechanism is Mechanism.LINEAR_COMBINATION else None,
+        merge_rule=_merge_rule(plan.mechanism),
     )
+
+
+def _merge_rule(mechanism: Mechanism) -> str | None:
+    """How the parameters were made, in words; None for the mechanism's own."""
+    if mechanism is Mechanism.RANDOM_SELECTION:
+        return None
+    drawn = "of one component, drawn once with the components' weights as probabilities, "
+    return drawn + MERGE_RULE if mechanism is Mechanism.MIXTURE else MERGE_RULE

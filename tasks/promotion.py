@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from accounting.errors import InvalidInput
-from accounting.plan import Mechanism, Plan
+from accounting.plan import Plan
 from accounting.trajectory import Candidate, segment_to_dict, union_of_segments
 from infra.documents import Draw, LedgerEntry, Pointer, Policy, PortfolioManifest, ReleaseManifest
 from infra.ledger_store import LedgerStore
@@ -29,21 +29,29 @@ class Superseded(Exception):
 
 
 def draw_if_need_be(releases: ReleaseStore, release_id: str, plan: Plan) -> Draw | None:
-    """The one draw of a random selection: stored before it is used; every retry reads it back.
+    """The one draw of a random selection or a mixture: stored before it is used; every retry reads it back.
 
     Returns:
-        None where nothing is random: a linear combination, or a selection of a single candidate.
+        None where nothing is random: a linear combination, or a draw of a single outcome.
     """
-    if plan.mechanism is not Mechanism.RANDOM_SELECTION or len(plan.weights) < 2:
+    if len(plan.outcomes) < 2:
         return None
-    stored = releases.create_draw(drawing.draw(release_id, plan.weights))
-    drawing.check_draw(stored, release_id, plan.weights)
+    stored = releases.create_draw(drawing.draw(release_id, plan.outcomes))
+    drawing.check_draw(stored, release_id, plan.outcomes)
     return stored
 
 
 def merge(plan: Plan, draw: Draw | None, loaded: Mapping[str, LoadedCandidate]) -> bytes:
-    """The parameters to release: the drawn candidate, or the weighted sum of the candidates."""
-    weights = {draw.drawn: 1.0} if draw is not None else dict(plan.weights)
+    """The parameters to release: the drawn candidate or merge, or the weighted sum of the candidates.
+
+    Raises:
+        InvalidInput: the plan asks for fresh noise, which a retry would draw anew: two noisy releases of one
+            merge cost more privacy than the certificate states.
+    """
+    if plan.fresh_noise > 0 or any(component.fresh_noise > 0 for component in plan.components):
+        raise InvalidInput("Policies cannot release merges with fresh noise; solve without it.")
+    (outcome,) = [draw.drawn] if draw is not None else plan.outcomes
+    weights = plan.merged_weights(outcome)
     return merging.linear_combination({name: loaded[name].model for name in weights}, weights)
 
 
@@ -60,14 +68,11 @@ def ledger_fields(
 ) -> dict[str, Any]:
     """A ledger entry without its serial and chain: the executed steps that the release stands for.
 
-    A linear combination stands for the union of its support's steps; a random selection for one union for
-    each candidate, with its probability, and the index drawn.
+    A linear combination stands for the union of its support's steps; a random selection or a mixture for one
+    union for each candidate or component, with its probability, and the name drawn.
     """
     trajectories = {candidate.name: candidate.trajectory for candidate in candidates}
-    if plan.mechanism is Mechanism.RANDOM_SELECTION:
-        outcomes = [(weight, [name]) for name, weight in plan.weights.items()]
-    else:
-        outcomes = [(1.0, list(plan.weights))]
+    outcomes = [(weight, list(plan.merged_weights(name))) for name, weight in plan.outcomes.items()]
     return {
         "lineage": manifest.lineage,
         "release_id": release_id,

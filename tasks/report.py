@@ -25,6 +25,7 @@ BOUND_WORDS = {
     "joint_rdp": "joint release by Renyi DP",
     "random_selection_pld": "random selection, exact profiles",
     "random_selection_rdp": "random selection by Renyi DP",
+    "mixture": "mixture of merges, exact profiles",
     "basic_composition": "basic composition",
     "advanced_composition": "advanced composition",
 }
@@ -70,9 +71,19 @@ def weights_in_words(weights: Mapping[str, float]) -> str:
     return " + ".join(f"{weight:.4g} {name}" for name, weight in weights.items())
 
 
+def release_in_words(certificate: Certificate) -> str:
+    """The weights; of a mixture each component's probability and weights."""
+    if not certificate.components:
+        return weights_in_words(certificate.weights)
+    return "; ".join(
+        f"{component.name} with probability {component.weight:.4g}: {weights_in_words(component.weights)}"
+        for component in certificate.components
+    )
+
+
 def one_sentence(policy: Policy, certificate: Certificate, draw: Draw | None, verdict: Verdict) -> str:
     """What was promoted, for the state of the flow run."""
-    what = weights_in_words(certificate.weights)
+    what = release_in_words(certificate)
     if draw is not None:
         what = f"{draw.drawn}, drawn from {what}"
     return (
@@ -108,7 +119,7 @@ def decision_page(
                 ],
                 ["portfolio", manifest.reference],
                 ["mechanism", MECHANISM_WORDS[plan.mechanism]],
-                ["weights", weights_in_words(plan.weights)],
+                ["weights", release_in_words(certificate)],
                 *([["drawn", f"{draw.drawn}, once, from {draw.entropy_source}"]] if draw else []),
                 ["certified by", BOUND_WORDS.get(certificate.bound, certificate.bound)],
                 ["certified epsilon", f"{certificate.epsilon:.6g}"],
@@ -147,8 +158,8 @@ def decision_page(
 def why(plan: Plan) -> str:
     """The reason for the choice, in a sentence."""
     rule = (
-        "The choice depends on public hyper-parameters only: of all releases that fit the budget it has the least "
-        "noise in its parameters (expected noise, for a random selection)"
+        "The choice depends on public hyper-parameters only: of the releases found that fit the budget it has the "
+        "least noise in its parameters (expected noise, where one is drawn)"
     )
     single = next((other for other in plan.alternatives if other.label == "best_single"), None)
     if single is None:

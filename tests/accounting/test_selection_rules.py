@@ -246,7 +246,7 @@ def test_scores_out_of_place(
 def test_an_infeasible_budget_names_what_would_help(make_candidates: Maker, make_run: Maker) -> None:
     lipschitz = make_candidates([8.0, 32.0], update_lipschitz=1.0)
     with pytest.raises(
-        BudgetInfeasible, match=r"noise of standard deviation 0\.242 .* to c1, fits"
+        BudgetInfeasible, match=r"c1 with Gaussian noise of standard deviation 0\.242 "
     ) as caught:
         solve(budget(0.5), lipschitz, relation=REPLACE)
     assert "noise_multiplier >= " in caught.value.hint

@@ -321,7 +321,6 @@ def test_extreme_candidates(make_run: Maker, make_candidates: Maker) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"mechanisms": ["mixture"]}, "must be allowed"),
         ({"mechanisms": []}, "must be allowed"),
         ({"mechanisms": ["averaging"]}, "mechanisms must be among"),
         ({"selection": "accuracy"}, "selection must be one of"),
@@ -340,11 +339,6 @@ def test_no_or_repeated_candidates_fail(make_candidates: Maker) -> None:
     candidates = make_candidates([16.0, 32.0])
     with pytest.raises(InvalidInput, match="same name"):
         solve(budget(3.0), [candidates[0], candidates[0]], relation=REPLACE)
-
-
-def test_mixtures_are_announced_as_not_considered(make_candidates: Maker) -> None:
-    plan = solve(budget(3.0), make_candidates([16.0, 32.0]), relation=REPLACE, mechanisms=list(Mechanism))
-    assert plan.notes == ("Mixtures of merges were allowed, but are not considered yet.",)
 
 
 def test_another_relation_fails(make_candidates: Maker) -> None:

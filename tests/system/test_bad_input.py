@@ -182,7 +182,7 @@ def test_an_infeasible_budget_makes_the_region_non_compliant(
     live = pointer_of(s3, region)
     ended = change_policy(epsilon=0.1)
     assert not ended.succeeded
-    assert "the smallest on offer is 0.5" in ended.sentence
+    assert "the smallest epsilon on offer is 0.5" in ended.sentence
     assert "noise_multiplier" in ended.sentence
     assert pointer_of(s3, region) == live
 
