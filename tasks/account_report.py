@@ -102,12 +102,9 @@ def release_in_words(release: Release) -> str:
     if release.weights is None:
         return f"{words} of {', '.join(run.name for run in release.runs)}"
     names = {run.name: weight for run, weight in zip(release.runs, release.weights, strict=True)}
-    noise = (
-        f", with fresh noise of standard deviation {rounded_up(release.fresh_noise)}"
-        if release.fresh_noise
-        else ""
-    )
-    return f"{words} of {weights_in_words(names)}{noise}"
+    if release.kind == "mixture":
+        return f"{words}, on average {weights_in_words(names)}"
+    return f"{words} of {weights_in_words(names)}{_noise_in_words(release.fresh_noise)}"
 
 
 def _noise_in_words(fresh_noise: float) -> str:

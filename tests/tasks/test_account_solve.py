@@ -188,6 +188,21 @@ def test_fresh_noise_is_the_last_resort() -> None:
     assert "no stated utility tells what that costs" in (useful.utility_reason or "")
 
 
+def test_a_mixture_names_its_merges() -> None:
+    runs = {name: run_of(name, noise) for name, noise in (("a", 16), ("b", 32), ("c", 64))}
+    found = answer(runs, epsilon=1.5, mechanisms=["mixture"])
+    document = answer_document(found)
+    assert (document["mechanism"], document["bound"]) == ("mixture", "mixture")
+    assert sum(component["weight"] for component in document["components"]) == pytest.approx(1)
+    assert document["bounds"]["mixture"] == {"epsilon": document["epsilon"]}
+    assert document["bounds"]["joint"]["epsilon"] > 1.5 >= document["epsilon"]
+    text = "\n".join(answer_sentences(found))
+    for component in document["components"]:
+        assert f"{component['name']}, drawn with probability" in text
+    assert "mixture of merges, on average" in text
+    assert set(found.drawn_epsilons) == {component["name"] for component in document["components"]}
+
+
 def test_runs_of_different_recipes_need_utilities() -> None:
     with pytest.raises(InvalidInput, match=r"f\.yaml: .* or state a utility for every run\.$"):
         answer({"a": run_of("a", 16, steps=30), "b": run_of("b", 32)})
