@@ -81,16 +81,15 @@ def solve(
             utilities or scores missing or out of place.
         IncompatibleCandidates: another relation, or mixed lineages or units.
     """
-    wanted = _check(candidates, mechanisms, realised_epsilon_cap)
-    executed_steps([candidate.trajectory for candidate in candidates], relation)
-    offers = offers_of(
+    offers, wanted = offers_for(
         candidates,
         budget.delta,
-        relation,
+        relation=relation,
+        mechanisms=mechanisms,
         selection=selection,
         scores=scores,
-        cap=realised_epsilon_cap,
-        fresh_allowed=allow_fresh_noise,
+        realised_epsilon_cap=realised_epsilon_cap,
+        allow_fresh_noise=allow_fresh_noise,
     )
     releases = list(offers.best_of_each(wanted, budget.epsilon).values())
     if not releases:
@@ -106,6 +105,36 @@ def solve(
         alternatives.append(single.as_alternative("best_single"))
     notes = (SURROGATE,) if offers.selection != "noise" and best.merges_several else ()
     return plan_of(best, budget, offers, wanted, alternatives=tuple(alternatives), notes=notes)
+
+
+def offers_for(
+    candidates: Sequence[Candidate],
+    delta: float,
+    *,
+    relation: NeighboringRelation,
+    mechanisms: Sequence[str | Mechanism],
+    selection: str,
+    scores: Mapping[str, float] | None,
+    realised_epsilon_cap: float | None,
+    allow_fresh_noise: bool,
+) -> tuple[Offers, set[Mechanism]]:
+    """Check a request of `solve`, and lay out the candidates as its selection rule considers them.
+
+    Raises:
+        InvalidInput, IncompatibleCandidates: see `solve`.
+    """
+    wanted = _check(candidates, mechanisms, realised_epsilon_cap)
+    executed_steps([candidate.trajectory for candidate in candidates], relation)
+    offers = offers_of(
+        candidates,
+        delta,
+        relation,
+        selection=selection,
+        scores=scores,
+        cap=realised_epsilon_cap,
+        fresh_allowed=allow_fresh_noise,
+    )
+    return offers, wanted
 
 
 def plan_of(
