@@ -69,8 +69,9 @@ def _costly_sets(problem: Problem, costly: NDArray[np.intp], most: int) -> Itera
     usable = [int(i) for i in costly if settled[i] <= room]
     yield from ((i,) for i in usable)
     if aim.utilities is not None:
-        pairs = [p for p in itertools.combinations(usable, 2) if settled[list(p)].sum() <= room]
         utilities = aim.utilities
+        best = sorted(usable, key=lambda i: -utilities[i])[: 2 * _MOST_SETS]
+        pairs = [p for p in itertools.combinations(sorted(best), 2) if settled[list(p)].sum() <= room]
         pairs.sort(key=lambda p: (-max(utilities[list(p)]), float(settled[list(p)].sum())))
         yield from pairs[:most]
     elif len(usable) > 1:
