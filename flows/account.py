@@ -23,6 +23,10 @@ Plot = Annotated[
     typer.Option(metavar="OUT.png", help="draw the privacy profile, and epsilon over the weights"),
 ]
 
+Frontier = Annotated[
+    bool, typer.Option("--frontier", help="also what a quarter to four times the budget would give; slower")
+]
+
 out = Console()
 err = Console(stderr=True)
 
@@ -32,9 +36,10 @@ def bounds(file: File, as_json: Json = False, plot: Plot = None) -> None:
     """Every bound that applies to the file's release, side by side, and the one that can be certified."""
     with _progress("Accounting ..."):
         from tasks.account_bounds import account_of
+        from tasks.account_documents import bounds_document
         from tasks.account_file import load_account_file
         from tasks.account_plot import draw_account, require_plot_path
-        from tasks.account_report import bounds_document, bounds_sentences, bounds_table
+        from tasks.account_report import bounds_sentences, bounds_table
         from tasks.account_runs import release_of, runs_of
 
         if plot is not None:
@@ -54,27 +59,41 @@ def bounds(file: File, as_json: Json = False, plot: Plot = None) -> None:
 
 
 @account_app.command()
-def solve(file: File, as_json: Json = False, plot: Plot = None) -> None:
+def solve(file: File, as_json: Json = False, plot: Plot = None, frontier: Frontier = False) -> None:
     """The plan for the file's budget: which runs, with which weights, and the bound that certifies it."""
     with _progress("Solving ..."):
+        from tasks.account_documents import answer_document
         from tasks.account_file import load_account_file
         from tasks.account_plot import draw_account, require_plot_path
-        from tasks.account_report import answer_document, answer_sentences, bounds_table, options_table
+        from tasks.account_report import (
+            answer_sentences,
+            bounds_table,
+            frontier_table,
+            options_table,
+        )
         from tasks.account_runs import runs_of
         from tasks.account_solve import answer_of
 
         if plot is not None:
             require_plot_path(plot)
         content = load_account_file(file)
-        answer = answer_of(content, runs_of(content, str(file)), str(file))
+        answer = answer_of(content, runs_of(content, str(file)), str(file), with_frontier=frontier)
     if plot is not None:
         with _progress("Drawing ..."):
-            draw_account(answer.account, plot, certified=answer.best.bound, budget=answer.budget)
+            draw_account(
+                answer.account,
+                plot,
+                certified=answer.best.bound,
+                budget=answer.budget,
+                frontier=answer.frontier,
+            )
     if as_json:
         _print_json(answer_document(answer))
         return
     out.print(options_table(answer))
     out.print(bounds_table(answer.account, answer.best.bound))
+    if answer.frontier:
+        out.print(frontier_table(answer))
     _print_sentences(answer_sentences(answer), plot)
 
 

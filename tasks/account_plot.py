@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,9 @@ import numpy as np
 
 from accounting.budget import PrivacyBudget
 from accounting.errors import AccountingError, InvalidInput, RemergeError
+from accounting.frontier import Point
 from tasks.account_bounds import Account, Line, bound_of, epsilon_of, profile_of
+from tasks.account_frontier import draw_frontier
 from tasks.account_report import bound_words, release_in_words, rounded_up
 from tasks.account_runs import Release, Run
 
@@ -49,7 +51,12 @@ def require_plot_path(path: Path) -> None:
 
 
 def draw_account(
-    account: Account, path: Path, *, certified: str | None, budget: PrivacyBudget | None = None
+    account: Account,
+    path: Path,
+    *,
+    certified: str | None,
+    budget: PrivacyBudget | None = None,
+    frontier: Sequence[Point] = (),
 ) -> None:
     """Draw a release's bounds to a file.
 
@@ -61,6 +68,7 @@ def draw_account(
         path: .png, .svg or .pdf.
         certified: the name of the bound that is drawn thick; None where nothing is certified.
         budget: marked where there is one.
+        frontier: drawn as one panel more where there is one.
 
     Raises:
         InvalidInput: nothing to draw, or the file cannot be written.
@@ -70,19 +78,22 @@ def draw_account(
     lines = [line for line in account.lines.values() if line.epsilon is not None]
     if not lines:
         raise InvalidInput(f"--plot {path}: there is nothing to draw, since no bound has a finite epsilon.")
-    several = (
-        account.release.kind in ("linear_combination", "random_selection") and len(account.release.runs) > 1
-    )
-    figure = Figure(figsize=(11.5 if several else 7.0, 5.6), layout="constrained")
-    axes = figure.subplots(1, 2 if several else 1, squeeze=False)[0]
-    _draw_profile(axes[0], account, lines, certified, budget)
-    if several:
-        _draw_over_weights(axes[1], account, lines, certified, budget)
+    panels: list[Callable[[Any], None]] = [
+        lambda axes: _draw_profile(axes, account, lines, certified, budget)
+    ]
+    if account.release.kind in ("linear_combination", "random_selection") and len(account.release.runs) > 1:
+        panels.append(lambda axes: _draw_over_weights(axes, account, lines, certified, budget))
+    if any(point.objective is not None for point in frontier):
+        panels.append(lambda axes: draw_frontier(axes, frontier, budget))
+    figure = Figure(figsize=(1.2 + 5.3 * len(panels), 5.8), layout="constrained")
+    every = figure.subplots(1, len(panels), squeeze=False)[0]
+    for draw, axes in zip(panels, every, strict=True):
+        draw(axes)
     handles = {
-        label: handle for a in axes for handle, label in zip(*a.get_legend_handles_labels(), strict=True)
+        label: handle for a in every for handle, label in zip(*a.get_legend_handles_labels(), strict=True)
     }
     figure.legend(
-        handles.values(), handles.keys(), loc="outside lower center", ncols=3 if several else 2, frameon=False
+        handles.values(), handles.keys(), loc="outside lower center", ncols=1 + len(panels), frameon=False
     )
     figure.suptitle(_title(account.release), fontsize=12)
     try:

@@ -1,19 +1,18 @@
-"""What the calculator answers: JSON documents, tables, and sentences that a privacy officer could read."""
+"""What the calculator answers, in tables and sentences that a privacy officer could read."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from decimal import ROUND_CEILING, Context
-from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
 from accounting.bounds import STEPWISE_ASSUMPTION, Bound
-from accounting.plan import Component
-from tasks.account_bounds import KIND_WORDS, Account, Line
+from tasks.account_answer import Answer
+from tasks.account_bounds import KIND_WORDS, Account
+from tasks.account_frontier import worth
 from tasks.account_runs import Release
-from tasks.account_solve import Answer, Option
 
 BOUND_WORDS = {
     "joint": "joint release",
@@ -40,60 +39,6 @@ SELECTION_WORDS = {
 def bound_words(name: str) -> str:
     """A bound's name for people."""
     return BOUND_WORDS.get(name, name.replace("_", " "))
-
-
-def bounds_document(account: Account) -> dict[str, Any]:
-    """JSON-ready: every bound, or null with its reason, and the one that is certified."""
-    best = account.certified
-    reasons = {line.name: line.reason for line in account.lines.values() if line.reason is not None}
-    if best is None:
-        reasons["certified"] = _no_guarantee(account)
-    document: dict[str, Any] = {
-        "bounds": {line.name: _numbers(line) for line in account.lines.values()},
-        "certified": {
-            "bound": None if best is None else best.name,
-            "epsilon": None if best is None else best.epsilon,
-        },
-        "delta": account.delta,
-        "neighboring_relation": account.release.relation.value,
-        "reasons": reasons,
-        "assumptions": [] if best is None or best.bound is None else list(best.bound.assumptions),
-        "source": None if best is None or best.bound is None else best.bound.source,
-    }
-    if account.lines["stepwise"].epsilon is not None:
-        document["warnings"] = {"stepwise": NOT_A_GUARANTEE}
-    return document
-
-
-def answer_document(answer: Answer) -> dict[str, Any]:
-    """JSON-ready: the plan, what stands beside it, and why."""
-    best = answer.best
-    others = bounds_document(answer.account)
-    reasons = {f"bounds.{name}": reason for name, reason in others["reasons"].items() if name != "certified"}
-    if answer.utility_reason is not None:
-        reasons["expected_utility"] = answer.utility_reason
-    return {
-        "mechanism": best.label,
-        "weights": dict(best.weights),
-        "bound": best.bound,
-        "epsilon": best.epsilon,
-        "expected_utility": best.expected_utility,
-        "fresh_noise": best.fresh_noise,
-        "delta": answer.budget.delta,
-        "budget": {"epsilon": answer.budget.epsilon, "delta": answer.budget.delta},
-        "neighboring_relation": answer.account.release.relation.value,
-        "selection": answer.selection,
-        "selection_rule": SELECTION_WORDS[answer.selection],
-        "member_epsilons": dict(answer.member_epsilons),
-        "components": [_component(component) for component in answer.components],
-        "bounds": others["bounds"],
-        "alternatives": [_option(option) for option in answer.alternatives],
-        "set_aside": dict(answer.set_aside),
-        "reasons": reasons,
-        "notes": list(answer.notes),
-        "assumptions": list(answer.bound.assumptions),
-        "source": answer.bound.source,
-    }
 
 
 def release_in_words(release: Release) -> str:
@@ -174,12 +119,28 @@ def options_table(answer: Answer) -> Table:
     return table
 
 
+def frontier_table(answer: Answer) -> Table:
+    """What other budgets would give: one row a budget, one column a mechanism."""
+    what = "expected utility" if answer.selection == "stated" else "noise per parameter (standard deviation)"
+    table = Table(title=f"Other budgets at delta {answer.budget.delta:g}: {what}", title_justify="left")
+    table.add_column("epsilon", justify="right", no_wrap=True)
+    mechanisms = dict.fromkeys(point.mechanism for point in answer.frontier)
+    for mechanism in mechanisms:
+        table.add_column(MECHANISM_WORDS[mechanism.value], justify="right")
+    for epsilon in dict.fromkeys(point.budget_epsilon for point in answer.frontier):
+        found = {p.mechanism: worth(p) for p in answer.frontier if p.budget_epsilon == epsilon}
+        values = ["-" if (value := found[m]) is None else f"{value:.4g}" for m in mechanisms]
+        style = "bold" if epsilon == answer.budget.epsilon else None
+        table.add_row(f"{epsilon:.4g}", *values, style=style)
+    return table
+
+
 def bounds_sentences(account: Account) -> list[str]:
     """The certified number and what it rests on; Rich markup."""
     best = account.certified
     release = escape(release_in_words(account.release))
     if best is None or best.bound is None or best.epsilon is None:
-        return [f"[bold red]No guarantee[/] for this {release}: {escape(_no_guarantee(account))}"]
+        return [f"[bold red]No guarantee[/] for this {release}: {escape(no_guarantee(account))}"]
     sentences = [
         f"The {release} has [bold]epsilon {rounded_up(best.epsilon)}[/] at delta {account.delta:g} under "
         f"{account.release.relation}, by this bound: {bound_words(best.name)}. "
@@ -241,35 +202,7 @@ def assumption_sentences(bound: Bound) -> list[str]:
     ]
 
 
-def _numbers(line: Line) -> dict[str, float] | None:
-    if line.epsilon is None:
-        return None
-    return {"epsilon": line.epsilon} if line.mu is None else {"mu": line.mu, "epsilon": line.epsilon}
-
-
-def _component(component: Component) -> dict[str, Any]:
-    return {
-        "name": component.name,
-        "weight": component.weight,
-        "weights": dict(component.weights),
-        "fresh_noise": component.fresh_noise,
-        "bound": component.bound.name,
-        "epsilon": component.epsilon,
-    }
-
-
-def _option(option: Option) -> dict[str, Any]:
-    return {
-        "label": option.label,
-        "weights": dict(option.weights),
-        "bound": option.bound,
-        "epsilon": option.epsilon,
-        "expected_utility": option.expected_utility,
-        "fresh_noise": option.fresh_noise,
-    }
-
-
-def _no_guarantee(account: Account) -> str:
+def no_guarantee(account: Account) -> str:
     """Why nothing is certified: what the bounds that cover the release say, each reason once."""
     found = [line.reason for line in account.lines.values() if line.covers_kind and line.reason]
     return " ".join(dict.fromkeys(found))

@@ -6,17 +6,19 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from accounting.bounds import Bound
 from accounting.budget import NeighboringRelation, PrivacyBudget
 from accounting.errors import BudgetInfeasible, InvalidInput, RemergeError
-from accounting.plan import Component, Mechanism, Plan
+from accounting.frontier import Point
+from accounting.plan import Mechanism, Plan
 from accounting.selection_rules import worded
 from accounting.solver import solve
 from accounting.training_hint import training_hint
 from accounting.trajectory import Candidate, Trajectory
+from tasks.account_answer import Answer, Option
 from tasks.account_bounds import Account, account_of, with_certified
 from tasks.account_draw import Draw, Draws, best_draw
 from tasks.account_file import AccountFile
+from tasks.account_frontier import frontier_of
 from tasks.account_runs import Release, Run
 
 NO_UTILITIES = "The file does not state a utility for every run."
@@ -27,45 +29,16 @@ NOISE_ADDED = (
 _CAP_ADVISED = 4  # times the budget's epsilon; the default of a policy's realised_epsilon_cap
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
-    """One release that fits the budget."""
-
-    label: str  # the mechanism's name, or "best_single"
-    weights: Mapping[str, float]  # of a mixture expected over its draw
-    bound: str
-    epsilon: float  # nats, at the budget's delta
-    expected_utility: float | None
-    fresh_noise: float = 0.0  # standard deviation per parameter, to be added to the merged parameters, once
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """The best option, what stands beside it, and how it was chosen."""
-
-    best: Option
-    bound: Bound  # which certifies it
-    budget: PrivacyBudget
-    selection: str  # "noise", or "stated" utilities
-    utility_reason: str | None  # why no expected utility is known
-    account: Account  # every bound of the same release
-    member_epsilons: Mapping[str, float | None]  # of each run used, alone, at the budget's delta; nats
-    components: tuple[Component, ...]  # of a mixture: the merges, one of which is drawn
-    alternatives: tuple[Option, ...]
-    set_aside: Mapping[str, str]  # by run, why it was not considered
-    notes: tuple[str, ...]
-
-    @property
-    def drawn_epsilons(self) -> dict[str, float | None]:
-        """What whoever learns the outcome of the draw is protected by; empty where nothing is drawn."""
-        if self.components:
-            return {component.name: component.epsilon for component in self.components}
-        drawn = self.best.label == Mechanism.RANDOM_SELECTION.value and len(self.best.weights) > 1
-        return dict(self.member_epsilons) if drawn else {}
-
-
-def answer_of(file: AccountFile, runs: Mapping[str, Run], where: str) -> Answer:
+def answer_of(
+    file: AccountFile, runs: Mapping[str, Run], where: str, *, with_frontier: bool = False
+) -> Answer:
     """Solve a file's budget.
+
+    Args:
+        file: as read.
+        runs: its runs.
+        where: its name, for errors.
+        with_frontier: solve eight other budgets too, which takes several times as long.
 
     Raises:
         InvalidInput: no budget, or nothing to compare the runs by.
@@ -86,7 +59,8 @@ def answer_of(file: AccountFile, runs: Mapping[str, Run], where: str) -> Answer:
     utilities = {run.name: run.utility for run in task.runs if run.utility is not None}
     stated = len(utilities) == len(task.runs)
     answer = _by_utility(task, utilities) if stated else _by_noise(task, utilities)
-    return replace(answer, notes=(*answer.notes, *_weak_draws(answer, task.cap)))
+    answer = replace(answer, notes=(*answer.notes, *_weak_draws(answer, task.cap)))
+    return replace(answer, frontier=_frontier(task, answer)) if with_frontier else answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,6 +237,18 @@ def _weak_draws(answer: Answer, cap: float | None) -> tuple[str, ...]:
         f"realised_epsilon_cap in budget (policies use {limit:g}) to keep such runs out."
         for name, epsilon in answer.drawn_epsilons.items()
         if epsilon is None or epsilon > limit
+    )
+
+
+def _frontier(task: _Task, answer: Answer) -> tuple[Point, ...]:
+    return frontier_of(
+        task.candidates,
+        task.budget,
+        task.relation,
+        task.mechanisms,
+        selection=answer.selection,
+        cap=task.cap,
+        fresh_noise=answer.best.fresh_noise > 0,
     )
 
 

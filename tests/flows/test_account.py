@@ -289,7 +289,8 @@ def test_plots_are_written(
     command: str, remerge: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
     out = tmp_path / "plot.png"
-    status, shown, error = remerge(command, ROOT / "docs/examples/two-runs.yaml", "--plot", out)
+    more = ("--frontier",) if command == "solve" else ()
+    status, shown, error = remerge(command, ROOT / "docs/examples/two-runs.yaml", "--plot", out, *more)
     assert (status, error) == (0, "")
     assert f"wrote {out}" in shown
     assert out.read_bytes().startswith(b"\x89PNG")

@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from accounting.errors import BudgetInfeasible, InvalidInput
+from tasks.account_answer import Answer
+from tasks.account_documents import answer_document
 from tasks.account_file import AccountFile
-from tasks.account_report import answer_document, answer_sentences
+from tasks.account_frontier import RATIOS
+from tasks.account_report import answer_sentences, frontier_table
 from tasks.account_runs import runs_of
-from tasks.account_solve import Answer, answer_of
+from tasks.account_solve import answer_of
 
 
 def run_of(
@@ -28,7 +31,14 @@ def run_of(
     return {"utility": utility, "segments": [segment | changes]}
 
 
-def answer(runs: dict[str, Any], epsilon: float = 2.0, cap: float | None = None, **changes: Any) -> Answer:
+def answer(
+    runs: dict[str, Any],
+    epsilon: float = 2.0,
+    cap: float | None = None,
+    *,
+    with_frontier: bool = False,
+    **changes: Any,
+) -> Answer:
     fields = {
         "neighboring_relation": "replace_one",
         "delta": 1e-5,
@@ -36,7 +46,7 @@ def answer(runs: dict[str, Any], epsilon: float = 2.0, cap: float | None = None,
         "budget": {"epsilon": epsilon, "realised_epsilon_cap": cap},
     }
     file = AccountFile.from_fields(fields | changes, "f.yaml")
-    return answer_of(file, runs_of(file, "f.yaml"), "f.yaml")
+    return answer_of(file, runs_of(file, "f.yaml"), "f.yaml", with_frontier=with_frontier)
 
 
 def test_stated_utilities_are_maximised_by_random_selection() -> None:
@@ -201,6 +211,26 @@ def test_a_mixture_names_its_merges() -> None:
         assert f"{component['name']}, drawn with probability" in text
     assert "mixture of merges, on average" in text
     assert set(found.drawn_epsilons) == {component["name"] for component in document["components"]}
+
+
+@pytest.mark.parametrize("utilities", [(None, None), (0.9, 0.8)])
+def test_the_frontier_shows_other_budgets(utilities: tuple[float | None, float | None]) -> None:
+    runs = {"a": run_of("a", 16, utilities[0]), "b": run_of("b", 32, utilities[1])}
+    mechanisms = ["linear_combination", "random_selection"]
+    found = answer(runs, mechanisms=mechanisms, with_frontier=True)
+    points = answer_document(found)["frontier"]
+    assert {point["mechanism"] for point in points} == set(mechanisms)
+    assert [point["budget_epsilon"] for point in points[:9]] == pytest.approx([2 * r for r in RATIOS])
+    key = "expected_utility" if utilities[0] is not None else "noise_standard_deviation"
+    sign = 1 if utilities[0] is not None else -1
+    for mechanism in mechanisms:
+        row = [p for p in points if p["mechanism"] == mechanism]
+        values = [sign * p[key] for p in row if p[key] is not None]
+        assert values
+        assert values == sorted(values)
+        assert all(p["epsilon"] is None or p["epsilon"] <= p["budget_epsilon"] for p in row)
+    assert frontier_table(found).row_count == 9
+    assert "frontier" not in answer_document(answer(runs, mechanisms=mechanisms))
 
 
 def test_runs_of_different_recipes_need_utilities() -> None:
