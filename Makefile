@@ -49,6 +49,7 @@ lock: ## make requirements.lock anew from pyproject.toml
 
 schemas: $(STAMP) ## write infra/schemas/ anew from the document types
 	@$(BIN)/python -m infra.documents
+	@$(BIN)/python -m tasks.account_file
 
 clean: ## stop the stack, and remove .venv and .remerge (the embedded stack's data!)
 	@test ! -x $(BIN)/remerge || $(BIN)/remerge down

@@ -297,7 +297,18 @@ def test_a_delta_above_one_record_is_warned_about(
     portfolio: PortfolioManifest, remerge: Remerge, region: str
 ) -> None:
     ended = remerge(
-        "policy", "set", "--region", region, "--epsilon", "3", "--delta", "0.01", "--yes", "--no-wait"
+        "policy",
+        "set",
+        "--region",
+        region,
+        "--epsilon",
+        "3",
+        "--delta",
+        "0.01",
+        "--portfolio",
+        "digits@1",
+        "--yes",
+        "--no-wait",
     )
     assert ended.returncode == 0, ended.stderr
     assert "Warning" in ended.stdout
