@@ -46,7 +46,8 @@ def comparable_class(candidates: Sequence[Candidate]) -> tuple[list[Candidate], 
         raise InvalidInput(
             "These candidates differ in more than their noise (here in "
             f"{_differences(candidates[0], candidates[1])}), so their noise alone does not say which is "
-            "better; offer at least two candidates of one recipe, or a single candidate."
+            "better; offer at least two candidates of one recipe or a single candidate, or compare them by stated "
+            "utilities, for example the scores of public twins (selection 'stated' or 'public_twin')."
         )
     reference = members[0]
     names = {candidate.name for candidate in members}
