@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accounting.budget import NeighboringRelation, PrivacyBudget
@@ -179,6 +179,7 @@ def test_recheck_accepts_what_the_solver_certified(
     recheck(Certificate.from_dict(merged.to_dict()), runs)
 
 
+@settings(max_examples=25)
 @given(
     noises=st.lists(
         st.one_of(st.floats(min_value=0.1, max_value=1e4), st.just(0.0)), min_size=1, max_size=18
@@ -187,7 +188,9 @@ def test_recheck_accepts_what_the_solver_certified(
     epsilon=st.floats(min_value=1e-3, max_value=100),
     exponent=st.floats(min_value=-300, max_value=-0.1),
     relation=st.sampled_from(list(NeighboringRelation)),
-    mechanisms=st.sampled_from([[LC], [RS], [LC, RS]]),
+    mechanisms=st.sampled_from([[LC], [RS], [Mechanism.MIXTURE], list(Mechanism)]),
+    lipschitz=st.sampled_from([math.inf, 1.0, 0.5, 1.01]),
+    fresh=st.booleans(),
 )
 def test_every_plan_survives_its_certificate_and_the_recheck(
     noises: list[float],
@@ -196,18 +199,20 @@ def test_every_plan_survives_its_certificate_and_the_recheck(
     exponent: float,
     relation: NeighboringRelation,
     mechanisms: list[Mechanism],
+    lipschitz: float,
+    fresh: bool,
     make_candidates: Maker,
 ) -> None:
     scaled = [noise * steps**0.5 for noise in noises]
-    candidates = make_candidates(scaled, steps=steps, relation=relation)
+    candidates = make_candidates(scaled, steps=steps, relation=relation, update_lipschitz=lipschitz)
     budget = PrivacyBudget(epsilon=epsilon, delta=10.0**exponent)
     try:
-        plan = solve(budget, candidates, relation=relation, mechanisms=mechanisms)
+        plan = solve(budget, candidates, relation=relation, mechanisms=mechanisms, allow_fresh_noise=fresh)
     except BudgetInfeasible:
         return
-    drawn = plan.mechanism is RS and len(plan.weights) > 1
+    drawn = len(plan.outcomes) > 1
     references = {candidate.name: reference(candidate.name) for candidate in candidates}
-    certificate = certify(plan, realised=next(iter(plan.weights)) if drawn else None, candidates=references)
+    certificate = certify(plan, realised=next(iter(plan.outcomes)) if drawn else None, candidates=references)
     assert (
         Certificate.from_dict(json.loads(json.dumps(certificate.to_dict(), allow_nan=False))) == certificate
     )
