@@ -102,7 +102,9 @@ def _main_job(settings: Settings, console: Console) -> None:
         manifest = train_portfolio(settings, RECIPE, console)
     services = open_services(settings)
     shown = [
-        release for changes in ROUNDS for release in _change_policies(settings, services, console, changes)
+        release
+        for changes in ROUNDS
+        for release in _change_policies(settings, services, console, changes, manifest.reference)
     ]
     with _timed(console, "Scoring single candidates, for the comparison below"):
         table = _comparison(services, manifest, shown)
@@ -117,7 +119,11 @@ def _main_job(settings: Settings, console: Console) -> None:
 
 
 def _change_policies(
-    settings: Settings, services: Services, console: Console, changes: tuple[Change, ...]
+    settings: Settings,
+    services: Services,
+    console: Console,
+    changes: tuple[Change, ...],
+    portfolio: str,
 ) -> Iterator[Shown]:
     """Set policies, emit their events, wait for the runs that Prefect starts, and read what is live."""
     from flows.commands import Asked, FlowFailed, set_policy, wait_for_policy
@@ -131,7 +137,7 @@ def _change_policies(
             "region": change.region,
             "epsilon": change.epsilon,
             "delta": DELTA,
-            "portfolio": None,
+            "portfolio": portfolio,
             "mechanisms": change.mechanisms,
             "author": "demo",
             "reason": change.reason,

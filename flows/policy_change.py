@@ -104,7 +104,7 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
             release_id=release_id,
             sentence=f"Policy {serial} of {region} already failed its check on public rows (ledger entry "
             f"{earlier.serial} of {manifest.lineage}), and the same release is never tried again: set a policy "
-            "with other terms, or the same one with --new.",
+            "with other terms.",
         )
 
     loaded = load_candidates(services, manifest)

@@ -101,7 +101,9 @@ class Policy(Document):
     realised_epsilon_cap: Annotated[float, Field(gt=0)] | None = None  # nats; None: 4 x epsilon
     approval: Literal["none"] = "none"
     effective_at: Time
-    grace_seconds: Annotated[float, Field(ge=0)] = 0.0  # after effective_at the old model may be read so long
+    grace_seconds: Annotated[float, Field(ge=0, le=315_360_000)] = (
+        0.0  # after effective_at the old model may be read so long
+    )
     author: Annotated[str, Field(min_length=1, max_length=200)]
     reason: Annotated[str, Field(max_length=1000)] = ""
 

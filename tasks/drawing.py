@@ -68,5 +68,5 @@ def check_draw(stored: Draw, release_id: str, weights: Mapping[str, float]) -> N
     if not same or stored.drawn != sorted(weights)[drawn_index(stored.point, weights)]:
         raise InvalidInput(
             f"The stored draw of release {release_id[:12]} does not fit the weights solved for (it was edited, or "
-            "the solver was upgraded in between). It will not be drawn again: set the policy anew with --new."
+            "the solver was upgraded in between). It will not be drawn again: set a policy with other terms."
         )

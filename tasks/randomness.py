@@ -11,6 +11,7 @@ So all 624 words of the Mersenne Twister's state are drawn from the operating sy
 
 from __future__ import annotations
 
+import math
 import secrets
 from typing import TYPE_CHECKING
 
@@ -60,3 +61,18 @@ def unpredictable_generator() -> torch.Generator:
     words[:] = np.frombuffer(secrets.token_bytes(4 * _WORDS), dtype=np.uint32)
     generator.set_state(torch.from_numpy(state))
     return generator
+
+
+def executed_probability(sampling_probability: float) -> float:
+    """The probability with which a Poisson coin really falls, at least `sampling_probability`.
+
+    Opacus tosses `torch.rand(n) < q`: a float32 that is a multiple of 2^-24 against q as a float32. The
+    accountant must use what was executed: at q = 1e-8 the real rate is six times that.
+
+    Args:
+        sampling_probability: q in (0, 1], as the recipe states it.
+    """
+    import numpy as np
+
+    compared = float(np.float32(sampling_probability))
+    return min(1.0, max(sampling_probability, math.ceil(compared * 2**24) / 2**24))

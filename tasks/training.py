@@ -15,7 +15,7 @@ from accounting.trajectory import Trajectory, parse_relation
 from infra.canonical import sha256_hex
 from tasks.data import Rows, Splits
 from tasks.models import build, state_bytes
-from tasks.randomness import COIN_SOURCE, NOISE_SOURCE, unpredictable_generator
+from tasks.randomness import COIN_SOURCE, NOISE_SOURCE, executed_probability, unpredictable_generator
 from tasks.recipes import CandidateRecipe, Recipe
 from tasks.recording import OPACUS_NORM_SLACK, StepRecorder, TrainingFailed, segments
 
@@ -122,7 +122,7 @@ def train_candidate(
         segments=segments(
             recorder.steps,
             run_id=run_id,
-            sampling_probability=candidate.sampling_probability,
+            sampling_probability=executed_probability(candidate.sampling_probability),
             module=module,
             enforced=enforced,
         ),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 
 import numpy as np
+import pytest
 import torch
 
-from tasks.randomness import unpredictable_generator
+from tasks.randomness import executed_probability, unpredictable_generator
 
 
 def words_of(generator: torch.Generator) -> list[int]:
@@ -35,3 +36,13 @@ def test_the_whole_state_is_drawn_and_used() -> None:
 def test_two_generators_share_nothing() -> None:
     one, other = words_of(unpredictable_generator()), words_of(unpredictable_generator())
     assert len(set(one) & set(other)) <= 4  # of 624 words with 32 bits each: more by chance in 1e-22
+
+
+@pytest.mark.parametrize(
+    ("stated", "executed"),
+    [(1.0, 1.0), (0.25, 0.25), (1e-8, 2**-24), (0.01, 167773 / 2**24), (1 - 1e-12, 1.0)],
+)
+def test_coins_fall_with_the_probability_that_is_accounted(stated: float, executed: float) -> None:
+    assert executed_probability(stated) == executed
+    falls = np.float32(executed) - np.float32(2**-24) if executed < 1 else np.float32(1 - 2**-24)
+    assert falls < np.float32(stated) or stated == 1.0  # the largest value of torch.rand below it still falls
