@@ -32,7 +32,7 @@ class CandidateRecipe(Document):
 
     name: Name
     steps: Annotated[int, Field(ge=1, le=MAX_STEPS)]
-    noise_multiplier: Annotated[float, Field(ge=0)]  # 0 is not private, and accounted as such
+    noise_multiplier: Annotated[float, Field(gt=0)]  # without noise, the digest of a model would give rows away
     max_grad_norm: Annotated[float, Field(gt=0)]
     clipping: Literal["flat"] = "flat"
     learning_rate: Annotated[float, Field(gt=0)]

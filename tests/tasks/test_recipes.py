@@ -80,7 +80,7 @@ def test_the_digest_covers_what_is_meant_and_not_how_it_is_written() -> None:
         (
             "multiplier: 94.379",
             "multiplier: -1",
-            "noise_multiplier of candidate eps-1 should be greater than or eq",
+            "noise_multiplier of candidate eps-1 should be greater than 0",
         ),
         (
             "multiplier: 94.379",
