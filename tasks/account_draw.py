@@ -11,6 +11,7 @@ import numpy as np
 from accounting.bounds import Bound
 from accounting.budget import NeighboringRelation, PrivacyBudget
 from accounting.errors import AccountingError
+from accounting.members import epsilon_within
 from accounting.random_selection import solve_random_selection
 from tasks.account_bounds import bound_of, profile_of
 from tasks.account_runs import Release, Run
@@ -78,18 +79,6 @@ def best_draw(
     )
 
 
-def within(bound: Bound, budget: PrivacyBudget) -> float | None:
-    """The bound's epsilon at the budget's delta where the budget holds, else None."""
-    try:
-        own = bound.epsilon(budget.delta)
-    except AccountingError:  # delta below what this bound can resolve: it certifies nothing here
-        return None
-    if own <= budget.epsilon:
-        return own
-    # The search for epsilon stops a few units in the last place above the root.
-    return budget.epsilon if bound.delta(budget.epsilon) <= budget.delta else None
-
-
 def _own_epsilon(run: Run, delta: float, relation: NeighboringRelation) -> tuple[float | None, str | None]:
     try:
         own = profile_of(run, relation).epsilon(delta)
@@ -134,7 +123,7 @@ def _draw(
         relation=relation,
     )
     bound = bound_of("random_selection_pld", release, budget.delta)
-    epsilon = within(bound, budget)
+    epsilon = epsilon_within(bound, budget)
     if epsilon is None:
         return None
     expected = math.fsum(weight * utilities[name] for name, weight in weights.items())

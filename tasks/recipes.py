@@ -10,12 +10,12 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from accounting.errors import InvalidInput
 from infra.canonical import canonical_json
 from infra.documents import Document, Name, NetworkRecord, Relation
+from tasks.plain_yaml import parse_yaml
 
 MAX_STEPS = 100_000  # far beyond what a portfolio trained step by step needs; catches a slipped zero
 
@@ -32,7 +32,9 @@ class CandidateRecipe(Document):
 
     name: Name
     steps: Annotated[int, Field(ge=1, le=MAX_STEPS)]
-    noise_multiplier: Annotated[float, Field(gt=0)]  # without noise, the digest of a model would give rows away
+    noise_multiplier: Annotated[
+        float, Field(gt=0)
+    ]  # without noise, the digest of a model would give rows away
     max_grad_norm: Annotated[float, Field(gt=0)]
     clipping: Literal["flat"] = "flat"
     learning_rate: Annotated[float, Field(gt=0)]
@@ -109,13 +111,7 @@ def load_recipe(path: Path | str) -> Recipe:
 
 def parse_recipe(text: str, where: str) -> Recipe:
     """Check the text of a recipe; `where` names it in errors."""
-    try:
-        fields = yaml.load(text, Loader=_Yaml)  # a SafeLoader, with two rules more
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" at line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "it cannot be parsed"
-        raise InvalidInput(f"{where} is not a valid YAML file{line}: {problem}.") from None
+    fields = parse_yaml(text, where)
     if not isinstance(fields, dict):
         raise InvalidInput(f"{where} is not a recipe: it must be a mapping with a name, data and candidates.")
     defaults = fields.pop("defaults", None) or {}
@@ -165,32 +161,3 @@ def _sentence(where: str, error: ValidationError, candidates: dict[str, Any]) ->
     if not field:
         return f"{where}: {message}."
     return f"{where}: {field}{owner} {message}, but {shown} was given."
-
-
-class _Yaml(yaml.SafeLoader):
-    """Safe YAML that also refuses a key given twice, and reads 1e-5 as the number it looks like."""
-
-
-def _mapping_without_duplicates(loader: _Yaml, node: yaml.MappingNode) -> dict[Any, Any]:
-    seen: set[Any] = set()
-    for key_node, _ in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        if not isinstance(key, str):
-            raise yaml.constructor.ConstructorError(
-                None, None, f"the key {key!r} must be a text; put it in quotes", key_node.start_mark
-            )
-        if key in seen:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"{key} is given twice; keep one of the two", key_node.start_mark
-            )
-        seen.add(key)
-    return yaml.SafeLoader.construct_mapping(loader, node, deep=True)
-
-
-_Yaml.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_without_duplicates)
-# PyYAML follows YAML 1.1, where a float needs a dot, so that 1e-5 would be a text.
-_Yaml.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
-)
