@@ -18,8 +18,9 @@ every row to L2 norm at most `feature_radius`, whatever the loader did: the guar
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -137,16 +138,27 @@ def load_public_gate(manifest: PortfolioManifest) -> Rows:
     Raises:
         InvalidInput: the loader is gone, or returns other rows than the manifest records.
     """
-    rows = load_splits(
+    return _public_rows(manifest, "public_gate")
+
+
+def load_public_train(manifest: PortfolioManifest) -> Rows:
+    """The other public rows, which no candidate was trained on and no gate uses; as `load_public_gate`."""
+    return _public_rows(manifest, "public_train")
+
+
+def _public_rows(manifest: PortfolioManifest, part: Literal["public_gate", "public_train"]) -> Rows:
+    splits = load_splits(
         manifest.data,
         feature_radius=manifest.feature_radius or np.inf,
         n_max=manifest.n_max or 2**62,
         neighboring_relation=manifest.neighboring_relation,
         with_private=False,
-    ).public_gate
-    if sha256_hex(rows.content()) != manifest.data.public_gate.digest:
+    )
+    rows: Rows = getattr(splits, part)
+    recorded: Split = getattr(manifest.data, part)
+    if sha256_hex(rows.content()) != recorded.digest:
         raise InvalidInput(
-            f"The public-gate rows from {manifest.data.loader} are not those of {manifest.reference} (their "
+            f"The {part.replace('_', '-')} rows from {manifest.data.loader} are not those of {manifest.reference} (their "
             "digest differs): restore the data, or train the portfolio again with `remerge train`."
         )
     return rows
@@ -196,35 +208,61 @@ def project(rows: Rows, radius: float) -> Rows:
     return Rows(features=features, labels=rows.labels)
 
 
-def digits(*, with_private: bool = True) -> Splits:
+def digits(*, with_private: bool = True, classes: Sequence[int] = tuple(range(10))) -> Splits:
     """Handwritten digits, 8 x 8 pixels, from scikit-learn: pixels / 16 minus the public mean, and a bias.
 
     The bias entry, 0.3, is small beside a row's usual length of 2: projection leaves the pixels their room.
+
+    Args:
+        classes: the digits to keep, a public choice, at least two; labels are positions in this list. Whether a
+            row is kept depends on that row alone, and the public mean is that of the rows kept.
     """
     from sklearn.datasets import load_digits  # late: importing scikit-learn takes a second
 
+    _require_digits(classes)
     bundle = load_digits()
-    order = sorted(
-        range(len(bundle.target)), key=lambda row: hashlib.sha256(f"digits:{row}".encode()).digest()
+    order = np.array(
+        sorted(range(len(bundle.target)), key=lambda row: hashlib.sha256(f"digits:{row}".encode()).digest())
     )
-    pixels = bundle.data[order] / 16
-    labels = bundle.target[order].astype(np.int64)
-    public_mean = pixels[1200:1500].mean(axis=0)
-    features = np.hstack([pixels - public_mean, np.full((len(pixels), 1), 0.3)]).astype(np.float32)
+
+    def kept(start: int, end: int) -> np.ndarray:
+        rows = order[start:end]
+        return rows[np.isin(bundle.target[rows], classes)]
+
+    public_mean = (bundle.data[kept(1200, 1500)] / 16).mean(axis=0)
+    positions = np.array([list(classes).index(digit) if digit in classes else -1 for digit in range(10)])
 
     def part(start: int, end: int) -> Rows:
-        return Rows(features=features[start:end], labels=labels[start:end])
+        rows = kept(start, end)
+        centred = bundle.data[rows] / 16 - public_mean
+        features = np.hstack([centred, np.full((len(rows), 1), 0.3)]).astype(np.float32)
+        return Rows(features=features, labels=positions[bundle.target[rows]].astype(np.int64))
 
+    rule = (
+        'scikit-learn\'s digits ordered by the SHA-256 of "digits:<row number>"; the first 1,200 are '
+        "private, the next 300 public-train, the last 297 public-gate; no record occurs twice in the data"
+    )
+    if tuple(classes) != tuple(range(10)):
+        names = ", ".join(map(str, classes))
+        rule += f"; of each part only the digits {names} are kept, labelled 0, 1, ... in this order"
     return Splits(
         private=part(0, 1200) if with_private else None,
         public_train=part(1200, 1500),
         public_gate=part(1500, 1797),
-        classes=10,
-        split_rule=(
-            'scikit-learn\'s digits ordered by the SHA-256 of "digits:<row number>"; the first 1,200 are '
-            "private, the next 300 public-train, the last 297 public-gate; no record occurs twice in the data"
-        ),
+        classes=len(classes),
+        split_rule=rule,
     )
+
+
+def _require_digits(classes: Sequence[int]) -> None:
+    digits_named = isinstance(classes, list | tuple) and all(
+        type(digit) is int and 0 <= digit <= 9 for digit in classes
+    )
+    if not digits_named or len(set(classes)) != len(classes) or len(classes) < 2:
+        raise InvalidInput(
+            f"The argument classes of tasks.data:digits must list at least two different digits from 0 to 9, such as "
+            f"[3, 8], but {classes!r} was given."
+        )
 
 
 def _checked(rows: Rows, name: str, classes: int, where: str) -> Rows:

@@ -1,7 +1,8 @@
 """Networks: built from a record, started from public parameters, written as deterministic safetensors bytes.
 
 **Bring your own.** A recipe names a factory by import path and its arguments; it returns a `torch.nn.Module`
-that maps a batch of rows to one score a class. Opacus must support its layers (no BatchNorm).
+that maps a batch of rows to one score a class or, where there are two classes, to one score: the logit of class 1
+(see tasks.objective for the losses). Opacus must support its layers (no BatchNorm).
 """
 
 from __future__ import annotations
@@ -24,7 +25,14 @@ def softmax_regression(features: int, classes: int) -> nn.Module:
     return nn.Linear(features, classes, bias=False)
 
 
-def is_softmax_regression(module: nn.Module) -> bool:
+def logistic_regression(features: int) -> nn.Module:
+    """For two classes: one linear layer with one score, without a bias of its own."""
+    from torch import nn
+
+    return nn.Linear(features, 1, bias=False)
+
+
+def is_regression(module: nn.Module) -> bool:
     """Whether the module is nothing but one linear map without bias, all of it trained."""
     from torch import nn
 

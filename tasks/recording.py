@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from accounting.errors import RemergeError
 from accounting.trajectory import ParentStep, Segment
 from tasks.data import Enforced
-from tasks.models import is_softmax_regression
+from tasks.models import is_regression
+from tasks.objective import Objective
 
 if TYPE_CHECKING:
     from opacus.optimizers import DPOptimizer
@@ -82,18 +83,23 @@ def segments(
     run_id: str,
     sampling_probability: float,
     module: nn.Module,
+    objective: Objective,
     enforced: Enforced,
 ) -> tuple[Segment, ...]:
     """Run-length encode the executed steps.
 
     Args:
         run_id: unique to this attempt, so that segment ids are.
-        module: the network that was trained, for `update_lipschitz`.
+        module, objective: the network that was trained and what on, for `update_lipschitz`.
     """
     encoded: list[Segment] = []
     for index, (step, group) in enumerate(groupby(steps)):
         lipschitz, reason = update_lipschitz(
-            step, sampling_probability=sampling_probability, module=module, enforced=enforced
+            step,
+            sampling_probability=sampling_probability,
+            module=module,
+            objective=objective,
+            enforced=enforced,
         )
         previous = encoded[-1] if encoded else None
         encoded.append(
@@ -120,13 +126,20 @@ def segments(
 
 
 def update_lipschitz(
-    step: ExecutedStep, *, sampling_probability: float, module: nn.Module, enforced: Enforced
+    step: ExecutedStep,
+    *,
+    sampling_probability: float,
+    module: nn.Module,
+    objective: Objective,
+    enforced: Enforced,
 ) -> tuple[float, str]:
     """How far the noiseless update can pull two parameter vectors apart, for every data set allowed.
 
-    Softmax regression's loss on a row of norm at most R is convex and R^2/2-smooth, so a full-batch step
-    with weight decay m is Lipschitz with max(|1 - eta m|, |1 - eta m - eta (R^2/2) n_max / B|), provided that
-    clipping never acts: a row's gradient is (p - y) x, of norm at most sqrt(2) R.
+    A regression's loss on a row of norm at most R is convex and beta-smooth (beta = R^2/2 for softmax, R^2/4 for
+    logistic regression), so a full-batch step with weight decay m is Lipschitz with
+    max(|1 - eta m|, |1 - eta m - eta beta n_max / B|), provided that clipping never acts: a row's gradient is
+    (p - y) x, of norm at most sqrt(2) R or R. This is a statement about real-number arithmetic, as is every
+    number of the accounting; the float32 execution differs from it by rounding.
 
     Returns:
         An upper bound, rounded up, and the reason with its checks; infinity where a condition does not hold.
@@ -134,22 +147,22 @@ def update_lipschitz(
     Source: Boehning 1992 (softmax's Hessian has norm at most 1/2 for a row of norm 1); Hardt, Recht and Singer
     2016, lemma 3.7 (a gradient step on a smooth convex loss), with weight decay added.
     """
-    radius = enforced.feature_radius
+    radius, limit = enforced.feature_radius, objective.steepness_in_words
     conditions = (
         (sampling_probability == 1, "Poisson batches have no enforced cap on their size"),
         (step.optimizer == "sgd", f"the optimizer is {step.optimizer}, not plain SGD"),
         (step.momentum == 0, "momentum carries earlier gradients along"),
-        (is_softmax_regression(module), "the network is not softmax regression, the case that is proven"),
+        (is_regression(module), f"the network is not {objective.regression}, the case that is proven"),
         (
-            step.max_grad_norm >= math.sqrt(2) * radius + OPACUS_NORM_SLACK,
-            f"clipping can act: max_grad_norm {step.max_grad_norm} is below sqrt(2) x {radius} + 1e-6",
+            step.max_grad_norm >= objective.steepness * radius + OPACUS_NORM_SLACK,
+            f"clipping can act: max_grad_norm {step.max_grad_norm} is below {limit} + 1e-6 for R = {radius}",
         ),
     )
     for holds, otherwise in conditions:
         if not holds:
             return math.inf, f"unknown: {otherwise}"
     eta, decay = Fraction(step.learning_rate), Fraction(step.weight_decay)
-    smoothness = Fraction(radius) ** 2 / 2
+    smoothness = objective.smoothness * Fraction(radius) ** 2
     slowest = 1 - eta * decay
     fastest = slowest - eta * smoothness * enforced.n_max / Fraction(step.expected_batch_size)
     bound = max(abs(slowest), abs(fastest))
@@ -157,10 +170,11 @@ def update_lipschitz(
     if Fraction(rounded) < bound:
         rounded = math.nextafter(rounded, math.inf)
     return rounded, (
-        "max(|1 - eta m|, |1 - eta m - eta beta n_max / B|) with beta = R^2/2: softmax regression on "
-        f"cross-entropy, full batch, plain SGD without momentum, rows projected to norm {radius} and at "
-        f"most {enforced.n_max} of them in either neighbour (both enforced by the loader), flat clipping at "
-        f"{step.max_grad_norm} >= sqrt(2) R + 1e-6, which never acts"
+        "max(|1 - eta m|, |1 - eta m - eta beta n_max / B|) with beta = R^2/"
+        f"{objective.smoothness.denominator}: {objective.regression} on {objective.loss_name}, full batch, plain "
+        f"SGD without momentum, rows projected to norm {radius} and at most {enforced.n_max} of them in either "
+        f"neighbour (both enforced by the loader), flat clipping at {step.max_grad_norm} >= {limit} + 1e-6, which "
+        "never acts in real-number arithmetic (the run was executed in float32)"
     )
 
 

@@ -15,9 +15,11 @@ from accounting.trajectory import Trajectory, parse_relation
 from infra.canonical import sha256_hex
 from tasks.data import Rows, Splits
 from tasks.models import build, state_bytes
+from tasks.objective import Objective, objective_for
 from tasks.randomness import COIN_SOURCE, NOISE_SOURCE, executed_probability, unpredictable_generator
 from tasks.recipes import CandidateRecipe, Recipe
 from tasks.recording import OPACUS_NORM_SLACK, StepRecorder, TrainingFailed, segments
+from tasks.validation import share_right
 
 if TYPE_CHECKING:
     import torch
@@ -71,15 +73,13 @@ def train_candidate(
         TrainingFailed: the parameters are not finite at the end.
         InvalidInput: the network does not fit the data.
     """
-    import torch
-
     _silence_known_warnings()
     private, enforced = splits.private, splits.enforced
     if private is None or enforced is None:
         raise InvalidInput("Training needs private rows loaded by tasks.data.load_splits.")
     module = build(recipe.network)
     module.load_state_dict(initial)
-    _require_fit(module, splits, recipe)
+    objective = _require_fit(module, splits, recipe)
     recorder = StepRecorder()
     network, optimizer, loader = _make_private(
         module,
@@ -94,7 +94,7 @@ def train_candidate(
     for features, labels in batches:
         network.train()
         optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(network(features), labels)
+        loss = objective.loss(network(features), labels)
         loss.backward()
         optimizer.step()
         metrics.append(
@@ -124,6 +124,7 @@ def train_candidate(
             run_id=run_id,
             sampling_probability=executed_probability(candidate.sampling_probability),
             module=module,
+            objective=objective,
             enforced=enforced,
         ),
         device="cpu",
@@ -224,7 +225,7 @@ def _step_metrics(
     loss: float, recorder: StepRecorder, module: nn.Module, public_train: Rows, *, full_batch: bool
 ) -> dict[str, float]:
     norms = recorder.gradient_norms
-    metrics = {"public_train_accuracy": accuracy(module, public_train)}
+    metrics = {"public_train_accuracy": share_right(module, public_train)}
     if not full_batch:  # of a full batch it would be the number of private rows
         metrics[f"{PRIVATE}batch_size"] = float(len(norms))
     if len(norms):  # an empty Poisson batch has no loss and no gradients, but its noise was added
@@ -237,17 +238,8 @@ def _step_metrics(
     return metrics
 
 
-def accuracy(module: nn.Module, rows: Rows) -> float:
-    """Share of rows that the module classifies rightly, in [0, 1]."""
-    import torch
-
-    module.eval()
-    with torch.no_grad():
-        predicted = module(torch.tensor(rows.features)).argmax(dim=1)
-    return int((predicted == torch.tensor(rows.labels)).sum()) / len(rows)
-
-
-def _require_fit(module: nn.Module, splits: Splits, recipe: Recipe) -> None:
+def _require_fit(module: nn.Module, splits: Splits, recipe: Recipe) -> Objective:
+    """Try the network on two public rows; what it is to be trained on follows from the scores it gives."""
     import torch
 
     rows = splits.public_train
@@ -260,11 +252,14 @@ def _require_fit(module: nn.Module, splits: Splits, recipe: Recipe) -> None:
             f"{what} does not take rows of shape {tuple(rows.features.shape[1:])} "
             f"({str(error).splitlines()[0]}); correct its arguments."
         ) from None
-    if tuple(scores.shape) != (len(rows.features[:2]), splits.classes):
+    fitting = scores.ndim == 2 and len(scores) == len(rows.features[:2])
+    objective = objective_for(scores.shape[1], splits.classes) if fitting else None
+    if objective is None:
         raise InvalidInput(
             f"{what} gives scores of shape {tuple(scores.shape[1:])}, but the data have {splits.classes} "
-            "classes; correct its arguments."
+            "classes; correct its arguments: one score a class, or a single one where there are two classes."
         )
+    return objective
 
 
 def _require_finite(module: nn.Module, candidate: CandidateRecipe) -> None:

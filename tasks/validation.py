@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from accounting.errors import IncompatibleCandidates
 from infra.documents import NetworkRecord
 from tasks.data import Rows
+from tasks.objective import predicted
 
 if TYPE_CHECKING:
     from torch import nn
@@ -83,5 +84,5 @@ def share_right(module: nn.Module, rows: Rows) -> float:
 
     module.eval()
     with torch.no_grad():
-        predicted = module(torch.tensor(rows.features)).argmax(dim=1)
-    return int((predicted == torch.tensor(rows.labels)).sum()) / len(rows)
+        classes = predicted(module(torch.tensor(rows.features)))
+    return int((classes == torch.tensor(rows.labels)).sum()) / len(rows)

@@ -63,15 +63,18 @@ def users_loader(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any
 def small_portfolio(
     users_loader: Callable[[Callable[..., Any]], None],
 ) -> Callable[..., SmallPortfolio]:
-    """Build recipe and data; keyword arguments change the one candidate, `rows` the private rows' number."""
+    """Build recipe and data; keyword arguments change the one candidate or `network`.
 
-    def build(rows: int = 40, **changes: Any) -> SmallPortfolio:
+    `rows` is the private rows' number, `classes` the number of classes.
+    """
+
+    def build(rows: int = 40, classes: int = 3, **changes: Any) -> SmallPortfolio:
         def loader(*, with_private: bool) -> Splits:
             return Splits(
-                private=random_rows(1, rows) if with_private else None,
-                public_train=random_rows(2, 20),
-                public_gate=random_rows(3, 20),
-                classes=3,
+                private=random_rows(1, rows, classes=classes) if with_private else None,
+                public_train=random_rows(2, 20, classes=classes),
+                public_gate=random_rows(3, 20, classes=classes),
+                classes=classes,
                 split_rule="three different seeds",
             )
 

@@ -80,6 +80,31 @@ def test_the_digits_split_is_the_same_everywhere() -> None:
     assert record.public_gate.digest == "4524a85ddf5f815d9057bd7967a998f82ed31bc406827de1984bdd8476d1dd6f"
 
 
+def test_some_digits_alone_are_the_same_rows_with_new_labels() -> None:
+    """Which rows are private does not depend on the choice; only the public mean that they are centred by does."""
+    ten, two = digits(), digits(classes=[8, 3])
+    assert two.classes == 2
+    assert "of each part only the digits 8, 3 are kept, labelled 0, 1, ... in this order" in two.split_rule
+    assert "digits 8, 3" not in ten.split_rule
+    for name in ("private", "public_train", "public_gate"):
+        all_rows, kept_rows = getattr(ten, name), getattr(two, name)
+        chosen = np.isin(all_rows.labels, (3, 8))
+        assert 40 < len(kept_rows) == chosen.sum()
+        assert np.array_equal(kept_rows.labels, np.where(all_rows.labels[chosen] == 8, 0, 1))
+        shift = kept_rows.features - all_rows.features[chosen]
+        assert np.allclose(shift, shift[0], atol=1e-6)
+    assert np.allclose(two.public_train.features[:, :-1].mean(axis=0), 0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "classes", [[3], [], [3, 3], [3, 10], [-1, 3], "38", 3, [3.0, 8.0], [True, False], None]
+)
+def test_digits_that_cannot_be_told_apart_are_refused(classes: Any) -> None:
+    source = DataRecipe(loader="tasks.data:digits", arguments={"classes": classes})
+    with pytest.raises(InvalidInput, match="must list at least two different digits"):
+        load_splits(source, **LIMITS)
+
+
 def test_rows_do_not_print_their_values() -> None:
     splits = load_splits(DIGITS, **LIMITS)
     assert repr(splits.private) == "Rows()"

@@ -7,9 +7,10 @@ import torch
 
 from accounting.errors import InvalidInput
 from infra.documents import NetworkRecord
-from tasks.models import build, initial_state, is_softmax_regression, state_bytes, state_from_bytes
+from tasks.models import build, initial_state, is_regression, state_bytes, state_from_bytes
 
 SOFTMAX = NetworkRecord(factory="tasks.models:softmax_regression", arguments={"features": 5, "classes": 3})
+LOGISTIC = NetworkRecord(factory="tasks.models:logistic_regression", arguments={"features": 5})
 
 
 def test_a_seed_names_one_public_start_and_disturbs_nothing() -> None:
@@ -38,13 +39,22 @@ def test_tied_tensors_can_be_written() -> None:
     assert set(state_from_bytes(state_bytes({"a": shared, "b": shared}))) == {"a", "b"}
 
 
-def test_what_counts_as_softmax_regression() -> None:
-    assert is_softmax_regression(build(SOFTMAX))
-    assert not is_softmax_regression(torch.nn.Linear(5, 3))  # its own bias is not projected
-    assert not is_softmax_regression(torch.nn.Sequential(torch.nn.Linear(5, 3, bias=False)))
+def test_what_counts_as_a_regression() -> None:
+    assert is_regression(build(SOFTMAX))
+    assert is_regression(build(LOGISTIC))
+    assert not is_regression(torch.nn.Linear(5, 3))  # its own bias is not projected
+    assert not is_regression(torch.nn.Sequential(torch.nn.Linear(5, 3, bias=False)))
     frozen = torch.nn.Linear(5, 3, bias=False)
     frozen.weight.requires_grad_(False)
-    assert not is_softmax_regression(frozen)
+    assert not is_regression(frozen)
+
+
+def test_logistic_regression_gives_the_inner_product_with_one_weight_vector() -> None:
+    module = build(LOGISTIC)
+    module.load_state_dict({"weight": torch.tensor([[1.0, -2.0, 0.5, 0.0, 3.0]])})
+    assert torch.equal(
+        module(torch.tensor([[2.0, 1, 4, 9, 1], [0, 1, 0, 0, 0]])), torch.tensor([[5.0], [-2]])
+    )
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from opacus import GradSampleModule
 from opacus.optimizers import DPOptimizer
 
 from accounting.errors import InvalidInput
+from tasks.data import Rows
 from tasks.models import build, initial_state, state_bytes, state_from_bytes
 from tasks.recording import TrainingFailed
 from tasks.training import TrainedCandidate, train_candidate
@@ -61,14 +62,19 @@ def by_hand(small: Any) -> np.ndarray:
     """The update written out in float64: clip, sum, add noise, divide by the constant, step."""
     candidate, noise = small.recipe.candidate("only"), seeded(1)
     features = small.splits.private.features.astype(np.float64)
-    targets = np.eye(small.splits.classes)[small.splits.private.labels]
+    labels = small.splits.private.labels
     weights = initial_state(small.recipe.network, small.recipe.initialisation_seed)["weight"].double().numpy()
     velocity = np.zeros_like(weights)
+    logistic = len(weights) == 1
+    targets = labels[:, None].astype(float) if logistic else np.eye(small.splits.classes)[labels]
     for _, chosen in zip(range(candidate.steps), batches(small), strict=False):
         x, y = features[chosen], targets[chosen]
         scores = x @ weights.T
-        chances = np.exp(scores - scores.max(axis=1, keepdims=True)) if len(x) else scores
-        chances = chances / chances.sum(axis=1, keepdims=True)
+        if logistic:
+            chances = 1 / (1 + np.exp(-scores))
+        else:
+            chances = np.exp(scores - scores.max(axis=1, keepdims=True)) if len(x) else scores
+            chances = chances / chances.sum(axis=1, keepdims=True)
         gradients = (chances - y)[:, :, None] * x[:, None, :]
         norms = np.sqrt((gradients**2).sum(axis=(1, 2)))
         clipped = np.minimum(1, candidate.max_grad_norm / (norms + 1e-6))[:, None, None] * gradients
@@ -102,11 +108,19 @@ def by_opacus(small: Any) -> torch.Tensor:
     labels = torch.tensor(small.splits.private.labels)
     for _, chosen in zip(range(candidate.steps), batches(small), strict=False):
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(network(features[chosen]), labels[chosen]).backward()
+        scores, targets = network(features[chosen]), labels[chosen]
+        if scores.shape[1] == 1:
+            torch.nn.BCEWithLogitsLoss()(scores, targets[:, None].float()).backward()
+        else:
+            torch.nn.CrossEntropyLoss()(scores, targets).backward()
         optimizer.step()
     return module.weight.detach()
 
 
+LOGISTIC = {
+    "classes": 2,
+    "network": "{factory: tasks.models:logistic_regression, arguments: {features: 5}}",
+}
 CASES = {
     "full batch": {},
     "full batch, clipped": {"max_grad_norm": 0.3},
@@ -117,6 +131,18 @@ CASES = {
     "Poisson, some empty batches": {"sampling_probability": 0.01, "expected_batch_size": 1},
     "fewer rows than the public constants say": {"rows": 17, "expected_batch_size": 40},
     "hardly any noise": {"noise_multiplier": 1e-6},
+    "logistic regression": {**LOGISTIC, "noise_multiplier": 1e-6, "max_grad_norm": 1.00001},
+    "logistic regression, clipped": {**LOGISTIC, "noise_multiplier": 1e-6, "max_grad_norm": 0.2},
+    "logistic regression, noise, momentum and weight decay": {
+        **LOGISTIC,
+        "momentum": 0.9,
+        "weight_decay": 0.01,
+    },
+    "logistic regression, Poisson, some empty batches": {
+        **LOGISTIC,
+        "sampling_probability": 0.02,
+        "expected_batch_size": 1,
+    },
 }
 
 
@@ -127,6 +153,49 @@ def test_the_steps_are_opacus_own_and_as_written_by_hand(small_portfolio: Build,
     trained = state_from_bytes(train(small).model)["weight"]
     assert torch.equal(trained, by_opacus(small))
     assert np.allclose(trained.double().numpy(), by_hand(small), rtol=0, atol=2e-5)
+
+
+def test_a_record_s_gradient_is_its_own(small_portfolio: Build) -> None:
+    """Logistic regression, one step: what a record adds does not depend on the others in the batch.
+
+    With max_grad_norm above every norm, no noise worth mentioning and B = 1, the step is the sum of
+    (p - y) x; taking one row away takes exactly its share away.
+    """
+    small = small_portfolio(
+        **LOGISTIC, noise_multiplier=1e-12, max_grad_norm=1.00001, steps=1, expected_batch_size=1
+    )
+    initial = initial_state(small.recipe.network, small.recipe.initialisation_seed)
+    weights = initial["weight"].double().numpy()[0]
+
+    def moved(private: Rows) -> np.ndarray:
+        trained = train(small, splits=replace(small.splits, private=private))
+        return (weights - state_from_bytes(trained.model)["weight"].double().numpy()[0]) / 0.5
+
+    everybody = small.splits.private
+    together = moved(everybody)
+    for row in (0, 7, 39):
+        x, y = everybody.features[row].astype(np.float64), everybody.labels[row]
+        own = (1 / (1 + math.exp(-float(weights @ x))) - y) * x
+        rest = Rows(
+            features=np.delete(everybody.features, row, axis=0), labels=np.delete(everybody.labels, row)
+        )
+        assert np.allclose(together - moved(rest), own, rtol=0, atol=5e-6)
+        assert np.linalg.norm(own) < 1
+
+
+def test_what_is_proven_for_logistic_regression_is_recorded(small_portfolio: Build) -> None:
+    for changes, known in (
+        ({"max_grad_norm": 1.00001}, True),
+        ({"max_grad_norm": 0.9}, False),
+        ({"max_grad_norm": 1.00001, "momentum": 0.5}, False),
+        ({"max_grad_norm": 1.00001, "sampling_probability": 0.5}, False),
+    ):
+        (segment,) = train(small_portfolio(**LOGISTIC, **changes)).trajectory.segments
+        assert math.isfinite(segment.update_lipschitz) is known
+        assert segment.update_lipschitz_reason.startswith("unknown") is not known
+    two_scores = "{factory: tasks.models:softmax_regression, arguments: {features: 5, classes: 2}}"
+    (segment,) = train(small_portfolio(classes=2, network=two_scores)).trajectory.segments
+    assert "softmax regression" in segment.update_lipschitz_reason
 
 
 def test_an_empty_batch_is_a_noisy_step_that_counts(small_portfolio: Build) -> None:
@@ -232,6 +301,7 @@ def test_rows_must_come_checked(small_portfolio: Build) -> None:
     [
         ({"features": 6, "classes": 3}, r"does not take rows of shape \(5,\)"),
         ({"features": 5, "classes": 4}, r"gives scores of shape \(4,\), but the data have 3 classes"),
+        ({"features": 5, "classes": 1}, r"gives scores of shape \(1,\), but the data have 3 classes"),
     ],
 )
 def test_a_network_that_does_not_fit(

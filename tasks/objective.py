@@ -1,0 +1,83 @@
+"""What a network is trained on: its loss, how its scores are read, and what is proven about a regression on it.
+
+The one place that decides it, from the number of scores a row: one score on two-class data is the logit of
+class 1, trained on binary cross-entropy; one score a class is trained on cross-entropy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """A loss with the constants of a *regression* on it: one linear map of the row and nothing else.
+
+    For a row of L2 norm at most R, whatever its label, the loss of a regression is convex and
+    `smoothness` x R^2-smooth in the parameters, and its gradient has L2 norm at most `steepness` x R.
+    """
+
+    loss_name: str
+    regression: str  # what a regression on this loss is called
+    smoothness: Fraction
+    steepness: float
+    steepness_in_words: str
+    loss: Callable[[Tensor, Tensor], Tensor] = field(repr=False)  # scores, labels (rows,) -> their mean loss
+
+
+def _cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
+    import torch  # late: importing torch takes seconds
+
+    return torch.nn.functional.cross_entropy(scores, labels)
+
+
+def _binary_cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
+    import torch
+
+    return torch.nn.functional.binary_cross_entropy_with_logits(scores[:, 0], labels.to(scores.dtype))
+
+
+CROSS_ENTROPY = Objective(
+    loss_name="cross-entropy",
+    regression="softmax regression",
+    smoothness=Fraction(1, 2),  # Boehning 1992: diag(p) - p p' has norm at most 1/2
+    steepness=math.sqrt(2),  # the gradient is (p - y) x, and p - y is longest between two corners
+    steepness_in_words="sqrt(2) R",
+    loss=_cross_entropy,
+)
+
+BINARY_CROSS_ENTROPY = Objective(
+    loss_name="binary cross-entropy with logits",
+    regression="logistic regression",
+    smoothness=Fraction(1, 4),  # p (1 - p) is at most 1/4
+    steepness=1.0,  # the gradient is (p - y) x, and |p - y| < 1
+    steepness_in_words="R",
+    loss=_binary_cross_entropy,
+)
+
+
+def objective_for(scores: int, classes: int) -> Objective | None:
+    """The objective of a network with `scores` scores a row on data of `classes` classes; None: no fit."""
+    if scores == 1 and classes == 2:
+        return BINARY_CROSS_ENTROPY
+    if scores == classes and classes > 1:
+        return CROSS_ENTROPY
+    return None
+
+
+def predicted(scores: Tensor) -> Tensor:
+    """The class that a network's scores speak for; shape (rows,).
+
+    Args:
+        scores: shape (rows, 1), a logit of class 1 each, or (rows, classes).
+    """
+    if scores.shape[1] == 1:
+        return (scores[:, 0] > 0).long()
+    return scores.argmax(dim=1)
