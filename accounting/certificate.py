@@ -26,7 +26,7 @@ from accounting.certificate_parts import (
 from accounting.documents import fields_of, fields_to_dict, list_of, mapping_of, require_text
 from accounting.errors import InvalidInput
 from accounting.plan import Mechanism, OtherBound, Plan, require_components, require_weights
-from accounting.selection_rules import UNACCOUNTED, VALIDATION
+from accounting.selection_rules import SCORES_UNACCOUNTED, SELECTIONS, UNACCOUNTED, VALIDATION
 from accounting.trajectory import parse_relation
 
 SCHEMA = "remerge/certificate/1"
@@ -98,6 +98,15 @@ class Certificate:
         if {*self.weights, *self.consulted} != set(self.candidates):
             raise InvalidInput(
                 "candidates of a certificate must be exactly those with a weight or consulted."
+            )
+        if self.selection not in SELECTIONS:
+            raise InvalidInput(
+                f"selection of a certificate must be one of {', '.join(SELECTIONS)}, but {self.selection!r} was given."
+            )
+        if (self.selection == UNACCOUNTED) != (SCORES_UNACCOUNTED in self.assumptions):
+            raise InvalidInput(
+                "A certificate says that the choice of its weights is not covered exactly where they were chosen by "
+                f"{UNACCOUNTED}."
             )
         if bool(self.consulted) != (self.selection == VALIDATION):
             raise InvalidInput(
@@ -271,6 +280,7 @@ def satisfies(
     delta: float,
     neighboring_relation: NeighboringRelation,
     unit: str,
+    accept_unaccounted: bool = False,
 ) -> bool:
     """Whether the certificate alone proves that its mechanism is (epsilon, delta)-private.
 
@@ -282,9 +292,12 @@ def satisfies(
     Args:
         epsilon: nats, >= 0, finite.
         delta: in (0, 1).
+        accept_unaccounted: take the numbers of a certificate whose weights were chosen by scores that it does not
+            cover as if the weights had been fixed beforehand. That is no proof: only for somebody who asked for
+            exactly such a release.
     """
     PrivacyBudget(epsilon=epsilon, delta=delta)
-    if certificate.selection == UNACCOUNTED:
+    if certificate.selection == UNACCOUNTED and not accept_unaccounted:
         return False
     if certificate.neighboring_relation is not neighboring_relation or certificate.unit != unit:
         return False

@@ -77,12 +77,18 @@ def utilities_by(
 
 
 def worded(selection: str, assumptions: tuple[str, ...]) -> tuple[str, ...]:
-    """A bound's assumptions with that on the choice of the weights as the rule needs it."""
+    """A bound's assumptions with that on the choice of the weights as the rule needs it.
+
+    Utilities decide which candidates are used at all, which neither the bound of a single run nor the joint release
+    of those used would cover: their rules always state where the utilities come from.
+    """
     if selection == UNACCOUNTED:
         kept = tuple(text for text in assumptions if text not in (WEIGHTS_BLIND, WEIGHTS_FREE))
         return (SCORES_UNACCOUNTED, *kept)
-    blind = {"stated": STATED_UTILITIES, "public_twin": TWIN_UTILITIES}.get(selection, WEIGHTS_BLIND)
-    return tuple(blind if text == WEIGHTS_BLIND else text for text in assumptions)
+    utilities = {"stated": STATED_UTILITIES, "public_twin": TWIN_UTILITIES}.get(selection)
+    if utilities is None:
+        return assumptions
+    return (*(text for text in assumptions if text not in (WEIGHTS_BLIND, WEIGHTS_FREE)), utilities)
 
 
 def _scores(selection: str, names: Sequence[str], scores: Mapping[str, float] | None) -> dict[str, float]:

@@ -93,6 +93,12 @@ def policy_set(
     portfolio: Annotated[
         str | None, typer.Option(help="name@serial or name@latest; default: the newest portfolio now")
     ] = None,
+    selection: Annotated[
+        str,
+        typer.Option(
+            help="what the weights may depend on: noise, stated, public_twin, validation or validation_unaccounted"
+        ),
+    ] = "noise",
     mechanism: Annotated[
         list[str] | None,
         typer.Option(
@@ -126,6 +132,7 @@ def policy_set(
         "epsilon": epsilon,
         "delta": delta,
         "portfolio": portfolio,
+        "selection": selection,
         "min_accuracy": min_accuracy,
         "realised_epsilon_cap": realised_epsilon_cap,
         "neighboring_relation": neighboring_relation,

@@ -11,10 +11,12 @@ from rich.console import Console
 from rich.markup import escape
 
 from accounting.errors import InvalidInput, RemergeError
+from accounting.selection_rules import UNACCOUNTED
 from infra.documents import Policy, PortfolioManifest
 from infra.events import emit_policy_changed
 from infra.orchestrator import FlowRun, RunNotEnded, message_of
 from infra.settings import Settings
+from tasks.candidates import require_utilities
 from tasks.services import Services, open_services
 
 TRAIN_TIMEOUT = 24 * 3600.0
@@ -64,7 +66,8 @@ def set_policy(settings: Settings, fields: Mapping[str, Any], *, asked: Asked, c
     """Validate and store a policy.
 
     Raises:
-        InvalidInput: a field is wrong, the region is new and was not confirmed, or there is no portfolio.
+        InvalidInput: a field is wrong, the region is new and was not confirmed, or there is no portfolio, or none
+            with the utilities that the selection rule goes by.
     """
     checked = Policy.from_fields(
         {
@@ -77,11 +80,19 @@ def set_policy(settings: Settings, fields: Mapping[str, Any], *, asked: Asked, c
     )
     services = open_services(settings)
     manifest = _portfolio(services, fields["portfolio"])
+    require_utilities(manifest, checked.selection)
     reference = fields["portfolio"] or manifest.reference
     if manifest.n_max is not None and checked.delta >= 1 / manifest.n_max:
         console.print(
             f"[yellow]Warning:[/] delta {checked.delta:g} is not below 1 / n_max = {1 / manifest.n_max:.3g}; a "
             "mechanism that publishes one person's record outright satisfies such a policy.",
+            highlight=False,
+            soft_wrap=True,
+        )
+    if checked.selection == UNACCOUNTED:
+        console.print(
+            "[yellow]Warning:[/] the weights will be chosen by scores of private models, which the certificate does "
+            "not cover: its epsilon will not be a guarantee. `--selection validation` covers the same look.",
             highlight=False,
             soft_wrap=True,
         )
@@ -93,7 +104,8 @@ def set_policy(settings: Settings, fields: Mapping[str, Any], *, asked: Asked, c
     policy = services.policies.append({**fields, "portfolio": reference}, new=asked.new)
     console.print(
         f"Policy {policy.serial} of {region}: epsilon {policy.epsilon:g} at delta {policy.delta:g} "
-        f"({policy.neighboring_relation}), from {policy.portfolio}.",
+        f"({policy.neighboring_relation}), from {policy.portfolio}"
+        f"{'' if policy.selection == 'noise' else f', weights chosen by {policy.selection}'}.",
         highlight=False,
         soft_wrap=True,
     )

@@ -17,6 +17,7 @@ from accounting.errors import BudgetInfeasible, RemergeError
 from flows.policy_steps import (
     Outcome,
     check_on_public_rows,
+    consult_scores,
     leave_artifact,
     load_candidates,
     make_draw,
@@ -33,6 +34,7 @@ from flows.policy_steps import (
 )
 from infra.canonical import sha256_hex
 from infra.documents import (
+    Draw,
     PortfolioManifest,
     Provenance,
     ReleaseManifest,
@@ -109,13 +111,10 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
 
     loaded = load_candidates(services, manifest)
     candidates = accountable(manifest, policy, loaded)
-    plan = solve_weights(policy, candidates)
-    draw = make_draw(services, release_id, plan)
-    model = merge_models(plan, draw, loaded)
-    certificate = certify(release_id, policy, manifest, plan, draw)
-    files = report.release_files(model, certificate, draw)
+    scores = consult_scores(policy, manifest, candidates, loaded)
+    plan = solve_weights(policy, candidates, scores)
 
-    def entry(kind: str) -> dict[str, Any]:
+    def entry(kind: str, draw: Draw | None = None, certificate: bytes | None = None) -> dict[str, Any]:
         return promotion.ledger_fields(
             kind=kind,
             release_id=release_id,
@@ -124,14 +123,21 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
             plan=plan,
             candidates=candidates,
             draw=draw,
-            certificate_sha256=sha256_hex(files[CERTIFICATE]),
+            certificate_sha256=None if certificate is None else sha256_hex(certificate),
+            consulted=tuple(scores or ()),
         )
 
-    write_ledger(services, entry("intended"))
+    if scores and len(plan.outcomes) > 1:  # the stored draw shows weights that depend on private scores
+        write_ledger(services, entry("consulted"))
+    draw = make_draw(services, release_id, plan)
+    model = merge_models(plan, draw, loaded)
+    certificate = certify(release_id, policy, manifest, plan, draw)
+    files = report.release_files(model, certificate, draw)
+    write_ledger(services, entry("intended", draw, files[CERTIFICATE]))
     verdict, gate_rows = check_on_public_rows(services, policy, manifest, model)
     page = report.decision_page(policy, manifest, plan, certificate, draw, verdict, provenance)
     if not verdict.passed:
-        write_ledger(services, entry("failed_check"))
+        write_ledger(services, entry("failed_check", draw, files[CERTIFICATE]))
         leave_artifact(region, page)
         return Outcome(kind="failed_check", release_id=release_id, sentence=verdict.reason)
 

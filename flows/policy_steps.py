@@ -70,11 +70,24 @@ def load_candidates(services: Services, manifest: PortfolioManifest) -> dict[str
 
 
 @step
-def solve_weights(policy: Policy, candidates: tuple[Candidate, ...]) -> Plan:
-    """The best weights under the policy's budget, from trajectories only."""
+def consult_scores(
+    policy: Policy,
+    manifest: PortfolioManifest,
+    candidates: tuple[Candidate, ...],
+    loaded: dict[str, LoadedCandidate],
+) -> dict[str, float] | None:
+    """Accuracies of private candidates on public rows, where the policy's selection rule looks at them."""
+    from tasks.solving import consulted_scores
+
+    return consulted_scores(policy, manifest, candidates, loaded)
+
+
+@step
+def solve_weights(policy: Policy, candidates: tuple[Candidate, ...], scores: dict[str, float] | None) -> Plan:
+    """The best weights under the policy's budget, from trajectories and what its selection rule looks at."""
     from tasks.solving import solve_policy
 
-    return solve_policy(policy, candidates)
+    return solve_policy(policy, candidates, scores)
 
 
 @step
@@ -144,6 +157,7 @@ def register(
             "portfolio": manifest.reference,
             "mechanism": certificate.mechanism,
             "bound": certificate.bound,
+            "selection": certificate.selection,
             "budget_epsilon": policy.epsilon,
             "budget_delta": policy.delta,
             **{f"weight_{name}": weight for name, weight in certificate.weights.items()},

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tasks.data import Splits
+    from tasks.public_twins import TrainedTwin
     from tasks.training import TrainedCandidate
 
 WORKERS = 2  # candidates trained side by side, each on one core
@@ -87,12 +89,16 @@ def build_portfolio(services: Services, recipe: Recipe) -> PortfolioManifest:
         RemergeError: one sentence; there is no new portfolio version.
     """
     workshop = prepare(services, recipe)
-    running = {
-        candidate.name: train_and_log.submit(workshop, candidate.name) for candidate in recipe.candidates
+    names = [candidate.name for candidate in recipe.candidates]
+    running = {f"Candidate {name}": train_and_log.submit(workshop, name) for name in names}
+    twins_running = {
+        f"The public twin of {name}": train_twin_and_log.submit(workshop, name)
+        for name in names
+        if recipe.public_twins
     }
-    finished = results_of(running)
-    table = candidates_table(recipe, [trained for _, trained in finished])
-    records = register_all(workshop, finished)
+    finished, twins = results_of(running, twins_running)
+    table = candidates_table(recipe, [trained for _, trained in finished], [twin for _, twin in twins])
+    records = register_all(workshop, finished, twins)
     manifest = publish(workshop, records)
     leave_artifact(manifest, table)
     return manifest
@@ -155,38 +161,68 @@ def train_and_log(workshop: Workshop, name: str) -> tuple[str, TrainedCandidate]
     return run_id, trained
 
 
+@task(task_run_name="train the public twin of {name}", cache_policy=NO_CACHE, persist_result=False)
+def train_twin_and_log(workshop: Workshop, name: str) -> tuple[str, TrainedTwin]:
+    """One candidate's recipe, trained on public rows, in an MLflow run of its own.
+
+    Returns:
+        The MLflow run's id and what was trained.
+    """
+    from tasks.public_twins import train_twin
+    from tasks.registry import log_twin
+
+    recipe = workshop.recipe
+    twin = train_twin(
+        recipe.candidate(name),
+        recipe=recipe,
+        splits=replace(workshop.splits, private=None),
+        initial=workshop.initial,
+    )
+    run_id = log_twin(workshop.services.mlflow, recipe, twin, flow_run_id=flow_run.get_id())
+    get_run_logger().info("The public twin of %s is trained; its score is %.3f.", name, twin.score)
+    return run_id, twin
+
+
 def results_of(
     running: Mapping[str, PrefectFuture[tuple[str, TrainedCandidate]]],
-) -> list[tuple[str, TrainedCandidate]]:
-    """Wait for every training.
+    twins_running: Mapping[str, PrefectFuture[tuple[str, TrainedTwin]]],
+) -> tuple[list[tuple[str, TrainedCandidate]], list[tuple[str, TrainedTwin]]]:
+    """Wait for every training, of candidates and of public twins, each by what it is called.
 
     Raises:
-        PortfolioFailed: naming the first candidate that failed.
+        PortfolioFailed: naming the first one that failed.
     """
-    finished: list[tuple[str, TrainedCandidate]] = []
+    finished: list[Any] = []
     failures: list[str] = []
-    for name, future in running.items():
+    everything: dict[str, PrefectFuture[Any]] = {**running, **twins_running}
+    for what, future in everything.items():
         result: Any = future.result(raise_on_failure=False)
         if isinstance(result, RemergeError):
             failures.append(result.message.rstrip("."))
         elif isinstance(result, BaseException):
-            failures.append(f"Candidate {name} failed with {type(result).__name__}: {result}".rstrip("."))
+            failures.append(f"{what} failed with {type(result).__name__}: {result}".rstrip("."))
         else:
             finished.append(result)
     if failures:
         others = f" (and {len(failures) - 1} more failed)" if len(failures) > 1 else ""
         raise PortfolioFailed(f"{failures[0]}{others}; no portfolio version was made.")
-    return finished
+    return finished[: len(running)], finished[len(running) :]
 
 
 def register_all(
-    workshop: Workshop, finished: list[tuple[str, TrainedCandidate]]
+    workshop: Workshop,
+    finished: list[tuple[str, TrainedCandidate]],
+    twins: list[tuple[str, TrainedTwin]],
 ) -> tuple[CandidateRecord, ...]:
     """Make the finished runs versions of the registered model, in the recipe's order."""
     from tasks.registry import register_candidate
 
     client = workshop.services.mlflow
-    return tuple(register_candidate(client, run_id, workshop.recipe, trained) for run_id, trained in finished)
+    twin_of = {twin.name: (run_id, twin) for run_id, twin in twins}
+    return tuple(
+        register_candidate(client, run_id, workshop.recipe, trained, twin_of.get(trained.name))
+        for run_id, trained in finished
+    )
 
 
 def publish(workshop: Workshop, records: tuple[CandidateRecord, ...]) -> PortfolioManifest:
@@ -224,8 +260,9 @@ def leave_artifact(manifest: PortfolioManifest, table: list[str]) -> None:
         "",
         *table,
         "",
-        "For the trainer's eyes: these accuracies are of private models that nobody has released. Choosing "
-        "merge weights by them would make the choice depend on private data: policies choose by noise alone.",
+        "For the trainer's eyes: the accuracies on public-train rows are of private models that nobody has released. "
+        "Choosing merge weights by them would make the choice depend on private data, unless a policy pays for that "
+        "(`--selection validation`). Utilities are stated in the recipe or scores of public twins, and are free.",
     ]
     create_markdown_artifact(
         "\n".join(lines) + "\n",
@@ -234,7 +271,7 @@ def leave_artifact(manifest: PortfolioManifest, table: list[str]) -> None:
     )
 
 
-def candidates_table(recipe: Recipe, trained: list[TrainedCandidate]) -> list[str]:
+def candidates_table(recipe: Recipe, trained: list[TrainedCandidate], twins: list[TrainedTwin]) -> list[str]:
     """What each candidate is and what it protects, as lines of a Markdown table.
 
     Raises:
@@ -242,10 +279,11 @@ def candidates_table(recipe: Recipe, trained: list[TrainedCandidate]) -> list[st
     """
     from accounting.joint_release import single_run
 
+    scores = {twin.name: twin.score for twin in twins}
     lines = [
         f"| candidate | steps | sampling | noise multiplier | epsilon at delta {recipe.delta:g} "
-        "| accuracy on public-train rows |",
-        "|---|---:|---|---:|---:|---:|",
+        "| accuracy on public-train rows | utility |",
+        "|---|---:|---|---:|---:|---:|---:|",
     ]
     for candidate in trained:
         run = candidate.trajectory
@@ -253,8 +291,9 @@ def candidates_table(recipe: Recipe, trained: list[TrainedCandidate]) -> list[st
         sampling = "full batch" if segment.is_full_batch else f"Poisson {segment.sampling_probability:g}"
         epsilon = single_run(run).epsilon(recipe.delta)
         shown = f"{epsilon:.3f}" if math.isfinite(epsilon) else "not private"
+        utility = scores.get(candidate.name, recipe.candidate(candidate.name).utility)
         lines.append(
             f"| {candidate.name} | {run.steps} | {sampling} | {segment.noise_multiplier:g} | {shown} "
-            f"| {candidate.public_train_accuracy:.3f} |"
+            f"| {candidate.public_train_accuracy:.3f} | {'' if utility is None else format(utility, '.3f')} |"
         )
     return lines

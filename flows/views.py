@@ -7,10 +7,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from accounting.errors import RemergeError
+from accounting.selection_rules import UNACCOUNTED
 from infra.documents import Policy, Provenance
 from infra.orchestrator import FlowRun, message_of
 from infra.settings import Settings, connections
-from tasks.compliance import State
+from tasks.compliance import LiveRelease, State
 from tasks.live_release import current_policy, region_compliance
 from tasks.report import provenance_in_words, release_in_words
 from tasks.services import Services, open_services
@@ -65,7 +66,7 @@ def print_status(console: Console, settings: Settings) -> bool:
             str(policy.serial),
             budget_in_words(policy),
             live.manifest.release_id[:12] if live else "none",
-            f"{live.certificate.epsilon:.4g}" if live else "",
+            epsilon_in_words(live) if live else "",
             f"{live.manifest.accuracy:.3f}" if live else "",
             f"[{colour}]{verdict.state.value}[/]",
         )
@@ -100,6 +101,11 @@ def print_outcome(console: Console, settings: Settings, policy: Policy, run: Flo
         )
 
 
+def epsilon_in_words(live: LiveRelease) -> str:
+    covered = live.certificate.selection != UNACCOUNTED
+    return f"{live.certificate.epsilon:.4g}{'' if covered else ' (NOT COVERED)'}"
+
+
 def budget_in_words(policy: Policy) -> str:
     return f"epsilon {policy.epsilon:g} at delta {policy.delta:g}"
 
@@ -124,7 +130,7 @@ def _region_sentences(
 ) -> list[str]:
     """Why a region is not compliant, and how the last attempt at its policy ended if that was not well."""
     sentences = []
-    if state is not State.COMPLIANT:
+    if state is not State.COMPLIANT or policy.selection == UNACCOUNTED:
         sentences.append(f"[{colour}]{policy.region}[/]: {escape(reason)}")
     attempt = services.releases.read_attempt(policy.region)
     if attempt is not None and attempt.policy_serial == policy.serial and attempt.outcome != "promoted":

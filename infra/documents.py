@@ -11,7 +11,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from accounting.errors import InvalidInput
 from infra.canonical import canonical_json, digest, sha256_hex
@@ -30,6 +40,7 @@ Name = Annotated[str, Field(pattern=NAME)]
 Digest = Annotated[str, Field(pattern=SHA256)]
 Time = Annotated[datetime, Field(strict=False), AfterValidator(_require_utc)]
 Relation = Literal["replace_one", "add_or_remove_one", "replace_special"]
+Selection = Literal["noise", "stated", "public_twin", "validation", "validation_unaccounted"]
 
 
 class Document(BaseModel):
@@ -95,7 +106,7 @@ class Policy(Document):
         tuple[Literal["linear_combination", "random_selection", "mixture"], ...], Field(min_length=1)
     ] = ("linear_combination", "random_selection")
     merge: Literal["linear"] = "linear"
-    selection: Literal["noise"] = "noise"
+    selection: Selection = "noise"  # what the weights may depend on, see accounting.selection_rules
     scope: Literal["release"] = "release"
     min_accuracy: Annotated[float, Field(ge=0, le=1)] = 0.0  # on the public-gate rows
     realised_epsilon_cap: Annotated[float, Field(gt=0)] | None = None  # nats; None: 4 x epsilon
@@ -161,6 +172,26 @@ class CandidateRecord(Document):
     run_id: str
     model_sha256: Digest
     trajectory_sha256: Digest
+    utility: float | None = (
+        None  # higher is better; computed neither from private records nor from their models
+    )
+    utility_source: Literal["stated", "public_twin"] | None = None  # the recipe's, or the twin's score
+    twin_run_id: str | None = None  # MLflow run of the public twin
+
+    @model_validator(mode="after")
+    def _utility_with_its_source(self) -> Self:
+        if (self.utility is None) != (self.utility_source is None):
+            raise ValueError("utility and utility_source go together")
+        if (self.twin_run_id is None) != (self.utility_source != "public_twin"):
+            raise ValueError("twin_run_id goes with the utility_source public_twin")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_before_without_utility(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what is not known, so that manifests without utilities keep their bytes and digests: a
+        release is named by its manifest's digest, and another name would mean another draw."""
+        fields: dict[str, Any] = write(self)
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 class PortfolioManifest(Document):
@@ -221,14 +252,15 @@ class LedgerEntry(Document):
     lineage: Name
     release_id: Digest
     region: Name
-    kind: Literal["intended", "failed_check", "live", "rolled_back"]
+    # consulted: scores of private models were looked at, written before a draw shows the weights that came of it
+    kind: Literal["consulted", "intended", "failed_check", "live", "rolled_back"]
     written_at: Time
     neighboring_relation: Relation
     unit: Literal["record"]
     outcomes: Annotated[tuple[LedgerOutcome, ...], Field(min_length=1)]  # before the draw, if any
     drawn: str | None
     selection: str
-    certificate_digest: Digest
+    certificate_digest: Digest | None  # None where there is no certificate yet: kind consulted
 
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from accounting.errors import IncompatibleCandidates
+from accounting.errors import IncompatibleCandidates, InvalidInput
 from accounting.trajectory import Candidate, Trajectory
 from infra.documents import Policy, PortfolioManifest
+
+UTILITY_RULES = ("stated", "public_twin")  # selection rules that go by the utility of that source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,12 +27,15 @@ def accountable(
     """Check that the trajectories are of this portfolio and of the policy's kind of privacy.
 
     Returns:
-        The solver's candidates, in the manifest's order.
+        The solver's candidates, in the manifest's order, with their utilities where the policy's selection rule
+        looks at those.
 
     Raises:
         IncompatibleCandidates: a trajectory of another portfolio, lineage, unit, initialisation or
             neighbouring relation; the sentence names the candidate and what to do.
+        InvalidInput: as `require_utilities`.
     """
+    require_utilities(manifest, policy.selection)
     expected = {
         "portfolio": manifest.name,
         "lineage": manifest.lineage,
@@ -59,7 +64,36 @@ def accountable(
             f"demands {policy.neighboring_relation}; set the policy with `--neighboring-relation "
             f"{manifest.neighboring_relation}`, or train a portfolio under {policy.neighboring_relation}."
         )
+    by_utility = policy.selection in UTILITY_RULES
     return tuple(
-        Candidate(name=record.name, trajectory=loaded[record.name].trajectory)
+        Candidate(
+            name=record.name,
+            trajectory=loaded[record.name].trajectory,
+            utility=record.utility if by_utility else None,
+        )
         for record in manifest.candidates
     )
+
+
+def require_utilities(manifest: PortfolioManifest, selection: str) -> None:
+    """Refuse a portfolio whose candidates have no utilities of the kind that a selection rule goes by.
+
+    Raises:
+        InvalidInput: naming candidates and what to do.
+    """
+    lacking = [record.name for record in manifest.candidates if record.utility_source != selection]
+    if selection not in UTILITY_RULES or not lacking:
+        return
+    if selection == "stated":
+        what, remedy = "no stated utility", "state a `utility` for every candidate in its recipe"
+    else:
+        what, remedy = "no public twin", "set `public_twins: true` in its recipe"
+    raise InvalidInput(
+        f"Selection {selection} compares candidates by utilities, but {_some(lacking)} of {manifest.reference} "
+        f"{'has' if len(lacking) == 1 else 'have'} {what}: {remedy} and train the portfolio again with "
+        "`remerge train`, or set the policy with `--selection noise`."
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:3])}{' and others' if len(names) > 3 else ''}"

@@ -8,7 +8,12 @@ from enum import StrEnum
 
 from accounting.budget import NeighboringRelation
 from accounting.certificate import Certificate, satisfies
+from accounting.selection_rules import SCORES_UNACCOUNTED, UNACCOUNTED, VALIDATION
 from infra.documents import Policy, ReleaseManifest
+
+# Rules that need nobody's word: the certificate covers what they look at. Releases made by them satisfy every policy
+# whose numbers they meet; the other rules only a policy that asks for them.
+COVERED_RULES = ("noise", VALIDATION)
 
 
 class State(StrEnum):
@@ -42,12 +47,18 @@ def fault_of(live: LiveRelease, policy: Policy) -> str | None:
     certificate, manifest = live.certificate, live.manifest
     if certificate.mechanism not in policy.mechanisms:
         return f"The live release was made by {certificate.mechanism}, which the policy does not allow."
+    if certificate.selection not in (policy.selection, *COVERED_RULES):
+        return (
+            f"The live release's weights were chosen by {certificate.selection}, which the policy's selection "
+            f"{policy.selection} does not allow."
+        )
     if not satisfies(
         certificate,
         epsilon=policy.epsilon,
         delta=policy.delta,
         neighboring_relation=NeighboringRelation(policy.neighboring_relation),
         unit=policy.unit,
+        accept_unaccounted=policy.selection == UNACCOUNTED,
     ):
         return (
             f"The live release has epsilon {certificate.epsilon:.4g} at delta {certificate.delta:g} "
@@ -78,7 +89,11 @@ def assess(policy: Policy, live: LiveRelease | None, now: datetime | None = None
     fault = fault_of(live, policy)
     if fault is None:
         return Compliance(
-            state=State.COMPLIANT, readable=True, reason="The live release satisfies the current policy."
+            state=State.COMPLIANT,
+            readable=True,
+            reason="The live release satisfies the current policy."
+            if live.certificate.selection != UNACCOUNTED
+            else f"The live release is what the policy's selection {UNACCOUNTED} allows. {SCORES_UNACCOUNTED}",
         )
     until = policy.effective_at + timedelta(seconds=policy.grace_seconds)
     if now < until:

@@ -158,8 +158,8 @@ def _public_rows(manifest: PortfolioManifest, part: Literal["public_gate", "publ
     recorded: Split = getattr(manifest.data, part)
     if sha256_hex(rows.content()) != recorded.digest:
         raise InvalidInput(
-            f"The {part.replace('_', '-')} rows from {manifest.data.loader} are not those of {manifest.reference} (their "
-            "digest differs): restore the data, or train the portfolio again with `remerge train`."
+            f"The {part.replace('_', '-')} rows from {manifest.data.loader} are not those of {manifest.reference} "
+            "(their digest differs): restore the data, or train the portfolio again with `remerge train`."
         )
     return rows
 

@@ -7,7 +7,7 @@ ledger entry for a model that never went live: over-counting is safe, under-coun
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -64,15 +64,26 @@ def ledger_fields(
     plan: Plan,
     candidates: Sequence[Candidate],
     draw: Draw | None,
-    certificate_sha256: str,
+    certificate_sha256: str | None,
+    consulted: Collection[str] = (),
 ) -> dict[str, Any]:
     """A ledger entry without its serial and chain: the executed steps that the release stands for.
 
     A linear combination stands for the union of its support's steps; a random selection or a mixture for one
-    union for each candidate or component, with its probability, and the name drawn.
+    union for each candidate or component, with its probability, and the name drawn. Every outcome stands for the
+    consulted candidates' steps too: whoever sees the weights sees something of every model that was looked at,
+    whether or not the certificate covers that.
+
+    Args:
+        consulted: names of all candidates whose scores were looked at, from `tasks.solving.consulted_scores`.
+        certificate_sha256: None for the kind `consulted`, written before there is a certificate.
     """
     trajectories = {candidate.name: candidate.trajectory for candidate in candidates}
-    outcomes = [(weight, list(plan.merged_weights(name))) for name, weight in plan.outcomes.items()]
+    looked_at = [*consulted, *(name for name in plan.consulted if name not in consulted)]
+    outcomes = [
+        (weight, list(dict.fromkeys([*plan.merged_weights(name), *looked_at])))
+        for name, weight in plan.outcomes.items()
+    ]
     return {
         "lineage": manifest.lineage,
         "release_id": release_id,

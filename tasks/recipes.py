@@ -1,7 +1,7 @@
 """Portfolio recipes: what to train, in public literals only, read from a YAML file and checked at the door.
 
-A recipe speaks in steps and public constants. Nothing in it may be computed from private data: the
-accountant takes these numbers as known to everybody.
+A recipe speaks in steps and public constants. Nothing in it may be computed from private data, utilities
+included: the accountant takes these numbers as known to everybody.
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ class CandidateRecipe(Document):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     expected_batch_size: Annotated[float, Field(gt=0)]  # the public constant that each sum is divided by
     sampling_probability: Annotated[float, Field(gt=0, le=1)] = 1.0  # 1 is full batch
+    # How good the model is expected to be, higher is better. Stated beforehand: never computed from private
+    # records, nor from any model trained on them, for policies with `selection: stated` choose by it.
+    utility: float | None = None
 
     @property
     def is_full_batch(self) -> bool:
@@ -61,14 +64,22 @@ class Recipe(Document):
     n_max: Annotated[int, Field(ge=1)]  # public, enforced cap on the private rows
     initialisation_seed: Annotated[int, Field(ge=0, lt=2**32)]  # public, shared by all candidates
     delta: Annotated[float, Field(gt=0, lt=1)]  # only for the epsilon shown beside each candidate
+    public_twins: bool = (
+        False  # score each candidate by its recipe, trained on public rows (tasks.public_twins)
+    )
     candidates: Annotated[tuple[CandidateRecipe, ...], Field(min_length=1, max_length=64)]
 
     @model_validator(mode="after")
-    def _names_once_and_plain_arguments(self) -> Recipe:
+    def _names_once_one_utility_and_plain_arguments(self) -> Recipe:
         names = [candidate.name for candidate in self.candidates]
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"candidate {name} is named twice; give each candidate its own name")
+        stated = [candidate.name for candidate in self.candidates if candidate.utility is not None]
+        if self.public_twins and stated:
+            raise ValueError(
+                f"candidate {stated[0]} states a utility although public_twins would measure it; remove one of them"
+            )
         for what, arguments in (("data", self.data.arguments), ("network", self.network.arguments)):
             try:
                 canonical_json(arguments)

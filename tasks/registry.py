@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from accounting.errors import InvalidInput, RemergeError
 from accounting.trajectory import Trajectory
@@ -25,6 +26,7 @@ from tasks.recipes import CandidateRecipe, Recipe
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+    from tasks.public_twins import TrainedTwin
     from tasks.training import TrainedCandidate
 
 MODEL = "model.safetensors"
@@ -32,6 +34,7 @@ TRAJECTORY = "trajectory.json"
 NETWORK = "network.json"
 RECIPE = "recipe.json"
 CANDIDATE_TAG = "remerge.candidate"
+TWIN_TAG = "remerge.public_twin_of"  # on a twin's run, in place of the tag above: a twin is never a candidate
 _BATCH = 1000  # MLflow's limit of metrics in one log_batch
 
 
@@ -51,38 +54,80 @@ def start_run(
     Returns:
         The run's id, unique to this attempt.
     """
-    from mlflow.entities import Param
-
     parameters = {
-        **candidate.model_dump(exclude={"name"}),
+        **candidate.model_dump(exclude={"name"}, exclude_none=True),
         **recipe.model_dump(
             include={"neighboring_relation", "feature_radius", "n_max", "initialisation_seed"}
         ),
         "recipe_sha256": recipe.sha256(),
     }
     tags = {CANDIDATE_TAG: candidate.name, "remerge.flow_run_id": flow_run_id or "none"}
-    with answers("start a run"):
-        run = client.create_run(experiment(client, recipe.name), run_name=candidate.name, tags=tags)
-        run_id = str(run.info.run_id)
-        client.log_batch(run_id, params=[Param(key, str(value)) for key, value in parameters.items()])
+    return _create_run(client, recipe, candidate.name, parameters, tags)
+
+
+def log_twin(client: MlflowClient, recipe: Recipe, twin: TrainedTwin, *, flow_run_id: str | None) -> str:
+    """Leave a finished public twin in a run of its own, beside its candidate's; it is never registered.
+
+    Returns:
+        The run's id.
+    """
+    parameters = {
+        **twin.recipe.model_dump(exclude={"name"}, exclude_none=True),
+        "initialisation_seed": recipe.initialisation_seed,
+        "recipe_sha256": recipe.sha256(),
+    }
+    tags = {TWIN_TAG: twin.name, "remerge.flow_run_id": flow_run_id or "none"}
+    run_id = _create_run(client, recipe, f"{twin.name} (public twin)", parameters, tags)
+    files = {MODEL: twin.model, NETWORK: recipe.network.content(), RECIPE: recipe.content()}
+    try:
+        _complete_run(client, run_id, twin.metrics, files)
+    except RemergeError as error:
+        with suppress(RemergeError):  # the cause matters more than the mark
+            fail_run(client, run_id, error.message)
+        raise
     return run_id
 
 
 def finish_run(client: MlflowClient, run_id: str, recipe: Recipe, trained: TrainedCandidate) -> None:
     """Log metrics and files of a finished training, and mark its run as finished."""
+    _complete_run(client, run_id, trained.metrics, _files(recipe, trained))
+
+
+def _create_run(
+    client: MlflowClient,
+    recipe: Recipe,
+    name: str,
+    parameters: Mapping[str, object],
+    tags: Mapping[str, str],
+) -> str:
+    from mlflow.entities import Param
+
+    with answers("start a run"):
+        run = client.create_run(experiment(client, recipe.name), run_name=name, tags=dict(tags))
+        run_id = str(run.info.run_id)
+        client.log_batch(run_id, params=[Param(key, str(value)) for key, value in parameters.items()])
+    return run_id
+
+
+def _complete_run(
+    client: MlflowClient,
+    run_id: str,
+    steps: Sequence[Mapping[str, float]],
+    files: Mapping[str, bytes],
+) -> None:
     from mlflow.entities import Metric
 
     now = int(time.time() * 1000)
     metrics = [
         Metric(name, value, now, step)
-        for step, values in enumerate(trained.metrics, start=1)
+        for step, values in enumerate(steps, start=1)
         for name, value in values.items()
     ]
     with answers("log a run"):
         for start in range(0, len(metrics), _BATCH):
             client.log_batch(run_id, metrics=metrics[start : start + _BATCH])
         with tempfile.TemporaryDirectory() as folder:
-            for name, content in _files(recipe, trained).items():
+            for name, content in files.items():
                 (Path(folder) / name).write_bytes(content)
             client.log_artifacts(run_id, folder)
         client.set_terminated(run_id, "FINISHED")
@@ -96,9 +141,17 @@ def fail_run(client: MlflowClient, run_id: str, reason: str) -> None:
 
 
 def register_candidate(
-    client: MlflowClient, run_id: str, recipe: Recipe, trained: TrainedCandidate
+    client: MlflowClient,
+    run_id: str,
+    recipe: Recipe,
+    trained: TrainedCandidate,
+    twin: tuple[str, TrainedTwin] | None = None,
 ) -> CandidateRecord:
     """Make a finished run a version of the registered model that is named like the portfolio.
+
+    Args:
+        twin: the run's id and the public twin whose score is the candidate's utility; without one, the utility
+            is the one that the recipe states, if any.
 
     Raises:
         InvalidInput: the run has not finished.
@@ -130,7 +183,17 @@ def register_candidate(
         run_id=run_id,
         model_sha256=files[MODEL],
         trajectory_sha256=files[TRAJECTORY],
+        **_utility_fields(recipe.candidate(trained.name), twin),
     )
+
+
+def _utility_fields(candidate: CandidateRecipe, twin: tuple[str, TrainedTwin] | None) -> dict[str, Any]:
+    if twin is not None:
+        run_id, trained = twin
+        return {"utility": trained.score, "utility_source": "public_twin", "twin_run_id": run_id}
+    if candidate.utility is not None:
+        return {"utility": candidate.utility, "utility_source": "stated"}
+    return {}
 
 
 def fetch_candidate(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from accounting.certificate import Certificate
 from accounting.plan import Mechanism, Plan
+from accounting.selection_rules import SCORES_UNACCOUNTED, UNACCOUNTED, VALIDATION
 from infra.canonical import canonical_json, sha256_hex
 from infra.documents import Draw, Policy, PortfolioManifest, Provenance, ReleaseManifest
 from infra.releases import CERTIFICATE, DRAW, MODEL
@@ -29,6 +30,18 @@ BOUND_WORDS = {
     "basic_composition": "basic composition",
     "advanced_composition": "advanced composition",
 }
+
+
+SELECTION_WORDS = {
+    "noise": "noise: public hyper-parameters and the budget alone",
+    "stated": "stated: utilities that the recipe states",
+    "public_twin": "public_twin: scores of the same recipes trained on public rows",
+    VALIDATION: "validation: scores of private candidates, whose joint release the certificate covers",
+    UNACCOUNTED: "validation_unaccounted: scores of private candidates, NOT COVERED by the certificate",
+}
+NOT_COVERED = (
+    "NOT COVERED: its weights were chosen by scores of private models, so its epsilon is not a guarantee"
+)
 
 
 def release_files(model: bytes, certificate: Certificate, draw: Draw | None) -> dict[str, bytes]:
@@ -86,10 +99,11 @@ def one_sentence(policy: Policy, certificate: Certificate, draw: Draw | None, ve
     what = release_in_words(certificate)
     if draw is not None:
         what = f"{draw.drawn}, drawn from {what}"
+    warning = f" {NOT_COVERED}." if certificate.selection == UNACCOUNTED else ""
     return (
         f"{policy.region} now serves a {MECHANISM_WORDS[Mechanism(certificate.mechanism)]} ({what}) with epsilon "
         f"{certificate.epsilon:.4g} at delta {certificate.delta:g}, within the policy's {policy.epsilon:g}; accuracy "
-        f"{verdict.accuracy:.3f} on the public-gate rows."
+        f"{verdict.accuracy:.3f} on the public-gate rows.{warning}"
     )
 
 
@@ -108,6 +122,7 @@ def decision_page(
     parts = [
         f"# Policy {policy.serial} of {policy.region}: {'promoted' if verdict.passed else 'not promoted'}",
         decision,
+        *([f"**{SCORES_UNACCOUNTED}**"] if plan.selection == UNACCOUNTED else []),
         why(plan),
         "## The release",
         table(
@@ -120,6 +135,12 @@ def decision_page(
                 ["portfolio", manifest.reference],
                 ["mechanism", MECHANISM_WORDS[plan.mechanism]],
                 ["weights", release_in_words(certificate)],
+                ["weights chosen by", SELECTION_WORDS[certificate.selection]],
+                *(
+                    [["scores consulted of", ", ".join(certificate.consulted)]]
+                    if certificate.consulted
+                    else []
+                ),
                 *([["drawn", f"{draw.drawn}, once, from {draw.entropy_source}"]] if draw else []),
                 ["certified by", BOUND_WORDS.get(certificate.bound, certificate.bound)],
                 ["certified epsilon", f"{certificate.epsilon:.6g}"],
@@ -137,6 +158,7 @@ def decision_page(
             "Set aside before solving:",
             "\n".join(f"- **{name}**: {reason}" for name, reason in plan.set_aside.items()),
         ]
+    parts += list(plan.notes)
     parts += [
         "## The same release under other bounds",
         table(
@@ -157,6 +179,19 @@ def decision_page(
 
 def why(plan: Plan) -> str:
     """The reason for the choice, in a sentence."""
+    if plan.selection in (VALIDATION, UNACCOUNTED):
+        covered = "the certificate covers the joint release of all that were consulted"
+        return (
+            "The choice depends on the accuracies of private candidates on public-train rows: of the releases found "
+            "that fit the budget it has the best expected score; "
+            f"{covered if plan.selection == VALIDATION else 'nothing covers that'}."
+        )
+    if plan.selection != "noise":
+        source = "the recipe states" if plan.selection == "stated" else "the public twins scored"
+        return (
+            f"The choice depends on public hyper-parameters and the utilities that {source}: of the releases found "
+            f"that fit the budget it has the best expected utility, {plan.objective:.4g}."
+        )
     rule = (
         "The choice depends on public hyper-parameters only: of the releases found that fit the budget it has the "
         "least noise in its parameters (expected noise, where one is drawn)"
@@ -171,16 +206,22 @@ def why(plan: Plan) -> str:
 
 
 def alternatives_table(plan: Plan) -> str:
-    """What the other mechanisms and the best single candidate would have given, by noise only."""
+    """What the other mechanisms and the best single candidate would have given, by what the rule compares."""
+    by_noise = plan.selection == "noise"
     rows = [[f"chosen: {MECHANISM_WORDS[plan.mechanism]}", plan.weights, plan.epsilon, plan.objective]]
     rows += [
         [alternative.label.replace("_", " "), alternative.weights, alternative.epsilon, alternative.objective]
         for alternative in plan.alternatives
     ]
     return table(
-        ["choice", "weights", "epsilon", "noise variance"],
+        ["choice", "weights", "epsilon", "noise variance" if by_noise else "expected utility"],
         [
-            [str(label), weights_in_words(weights), f"{epsilon:.4g}", f"{-objective:.4g}"]
+            [
+                str(label),
+                weights_in_words(weights),
+                f"{epsilon:.4g}",
+                f"{-objective if by_noise else objective:.4g}",
+            ]
             for label, weights, epsilon, objective in rows
         ],
     )

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting.bounds import WEIGHTS_BLIND
+from accounting.bounds import WEIGHTS_BLIND, WEIGHTS_FREE
 from accounting.budget import NeighboringRelation, PrivacyBudget
 from accounting.certificate import Certificate, build_certificate, satisfies
 from accounting.certificate_parts import CandidateReference
@@ -164,6 +164,14 @@ def test_public_twins_are_stated_utilities_under_another_name(make_candidates: M
     assert STATED_UTILITIES in stated.bound.assumptions
     assert TWIN_UTILITIES in twin.bound.assumptions
     assert WEIGHTS_BLIND not in stated.bound.assumptions + twin.bound.assumptions
+    for epsilon in (1.5, 20.0):  # an average, and the one best candidate: the utilities chose it too
+        for mechanisms in ([LC], [RS]):
+            plan = solve(
+                budget(epsilon), candidates, relation=REPLACE, mechanisms=mechanisms, selection="public_twin"
+            )
+            assert plan.bound.assumptions.count(TWIN_UTILITIES) == 1
+            assert not {WEIGHTS_BLIND, WEIGHTS_FREE} & set(plan.bound.assumptions)
+            recheck(certified(plan), {c.name: c.trajectory for c in candidates})
     assert (
         WEIGHTS_BLIND in solve(budget(1.5), candidates, relation=REPLACE, mechanisms=[RS]).bound.assumptions
     )
@@ -222,6 +230,16 @@ def test_unaccounted_validation_proves_nothing(make_candidates: Maker) -> None:
     assert SCORES_UNACCOUNTED in certificate.assumptions
     recheck(certificate, {c.name: c.trajectory for c in candidates})
     assert not satisfies(certificate, epsilon=50.0, delta=0.1, neighboring_relation=REPLACE, unit="record")
+    for epsilon, met in ((1.5, True), (0.5, False)):  # for whoever asked for it, at its word
+        terms = {"epsilon": epsilon, "delta": 1e-5, "neighboring_relation": REPLACE, "unit": "record"}
+        assert satisfies(certificate, **terms, accept_unaccounted=True) is met
+    kept = tuple(text for text in certificate.assumptions if text != SCORES_UNACCOUNTED)
+    with pytest.raises(InvalidInput, match="not covered exactly where"):
+        replace(certificate, assumptions=kept)
+    with pytest.raises(InvalidInput, match="not covered exactly where"):
+        replace(certificate, selection="noise")
+    with pytest.raises(InvalidInput, match="selection of a certificate must be one of"):
+        replace(certificate, selection="by eye")
 
 
 @pytest.mark.parametrize(
