@@ -19,6 +19,8 @@ BOUND_NAMES = (
     "random_selection_pld",
     "random_selection_rdp",
     "mixture",
+    "paired",
+    "parallel_tasks",
     "joint_rdp",
     "basic_composition",
     "advanced_composition",

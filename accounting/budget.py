@@ -8,6 +8,9 @@ from enum import StrEnum
 
 from accounting.errors import InvalidInput
 
+LEAST_DELTA = 1e-300  # doubles lose their relative precision at 2e-308
+LEAST_EPSILON, LARGEST_EPSILON = 1e-12, 1e6  # nats; of a budget: anything outside is a slip of the pen
+
 
 class NeighboringRelation(StrEnum):
     """Which pairs of data sets count as neighbours (not to be confused with a PLD's adjacency)."""
@@ -29,11 +32,15 @@ class NeighboringRelation(StrEnum):
 class PrivacyBudget:
     """An allowed (epsilon, delta), in the sense of approximate differential privacy."""
 
-    epsilon: float  # nats, > 0, finite
-    delta: float  # in (0, 1)
+    epsilon: float  # nats, in [1e-12, 1e6]
+    delta: float  # in [1e-300, 1)
 
     def __post_init__(self) -> None:
-        require_positive("epsilon", self.epsilon)
+        if not LEAST_EPSILON <= require_positive("epsilon", self.epsilon) <= LARGEST_EPSILON:
+            raise InvalidInput(
+                f"epsilon of a budget must lie between {LEAST_EPSILON:g} and {LARGEST_EPSILON:g} nats, but "
+                f"{self.epsilon!r} was given."
+            )
         require_open_unit("delta", self.delta)
 
 
@@ -67,10 +74,12 @@ def require_non_negative(name: str, value: object) -> float:
 
 
 def require_open_unit(name: str, value: object) -> float:
-    """Refuse what is not strictly between 0 and 1."""
+    """Refuse what is not strictly between 0 and 1, and what arithmetic in doubles cannot tell from 0."""
     number = require_number(name, value)
     if not 0 < number < 1:
         raise InvalidInput(f"{name} must lie strictly between 0 and 1, but {value!r} was given.")
+    if number < LEAST_DELTA:
+        raise InvalidInput(f"{name} must be at least {LEAST_DELTA:g}, but {value!r} was given.")
     return number
 
 

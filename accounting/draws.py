@@ -10,6 +10,7 @@ import numpy as np
 from accounting.budget import NeighboringRelation, PrivacyBudget
 from accounting.members import Member, epsilon_within
 from accounting.plan import Mechanism
+from accounting.profile import deltas_at
 from accounting.random_selection import random_selection_bound, solve_random_selection
 from accounting.release import Release
 
@@ -21,7 +22,7 @@ def best_draw(
     if not members:
         return None
     ordered = sorted(members, key=lambda member: member.order)
-    deltas = np.array([member.bound.profile.deltas(budget.epsilon) for member in ordered]).T
+    deltas = deltas_at([member.bound.profile for member in ordered], budget.epsilon)
     weights = solve_random_selection(deltas, np.array([member.worth for member in ordered]), budget.delta)
     if weights is None:
         return None

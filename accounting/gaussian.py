@@ -38,6 +38,7 @@ _SERIES_BELOW = -20.0  # ten terms of the asymptotic series are exact to double 
 _ROOT_TWO = math.sqrt(2)
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 _HUGE_MU = 1e150  # mu^2 would overflow: no finite epsilon is reported above
+_TINY_MU = 1e-305  # a smaller mu is taken for this one, which is less private: lest ratios lose their digits
 
 
 @overload
@@ -72,8 +73,9 @@ def log_delta(mu: float | Array, epsilon: float | Array) -> float | Array:
         raise InvalidInput("epsilon must be a finite number of at least 0 nats.")
     result = np.where(mus == 0, -np.inf, 0.0)
     inner = (mus > 0) & (mus <= _HUGE_MU)
-    exact = log_delta_nearest(mus[inner], epsilons[inner])
-    result[inner] = np.minimum(exact + _slack(mus[inner], epsilons[inner], exact), 0.0)
+    kept = np.maximum(mus[inner], _TINY_MU)
+    exact = log_delta_nearest(kept, epsilons[inner])
+    result[inner] = np.minimum(exact + _slack(kept, epsilons[inner], exact), 0.0)
     return result
 
 
@@ -100,20 +102,19 @@ def epsilon(mu: float, delta: float) -> float:
 
     Args:
         mu: at least 0; infinity is a run without noise.
-        delta: in (0, 1).
+        delta: in [1e-300, 1).
 
     Returns:
         nats, at least 0, an upper bound, with `gaussian.delta(mu, result) <= delta`. `math.inf` where no
         finite epsilon exists or could be written as a double: mu = infinity, and mu above 1e150.
 
     Raises:
-        InvalidInput: NaN, a negative mu, or a delta outside (0, 1).
+        InvalidInput: NaN, a negative mu, or a delta outside [1e-300, 1).
     """
     mu = require_number("mu", mu)
     if not mu >= 0:
         raise InvalidInput(f"mu must be at least 0, but {mu!r} was given.")
-    target = math.log(require_open_unit("delta", delta))
-    target -= ULP * abs(target)
+    target = _log_target(delta)
     if mu == 0 or log_delta(mu, 0.0) <= target:
         return 0.0
     if mu > _HUGE_MU:
@@ -130,7 +131,7 @@ def mu_for(epsilon: float, delta: float) -> float:
 
     Args:
         epsilon: nats, at least 0, finite.
-        delta: in (0, 1).
+        delta: in [1e-300, 1).
 
     Returns:
         mu > 0 with `gaussian.epsilon(mu, delta) <= epsilon`, checked by evaluating it.
@@ -139,8 +140,7 @@ def mu_for(epsilon: float, delta: float) -> float:
         InvalidInput: NaN or a value outside these ranges.
     """
     budget = require_non_negative("epsilon", epsilon)
-    target = math.log(require_open_unit("delta", delta))
-    target -= ULP * abs(target)
+    target = _log_target(delta)
     high = 1.0
     while log_delta(high, budget) <= target:
         high *= 2
@@ -152,6 +152,12 @@ def mu_for(epsilon: float, delta: float) -> float:
     while _epsilon_of(mu, delta) > budget:
         mu *= 1 - 4 * ULP
     return mu
+
+
+def _log_target(delta: float) -> float:
+    """log delta, lowered by what `delta` adds in rounding up."""
+    target = math.log(require_open_unit("delta", delta))
+    return target - ULP * max(abs(target), 2.0)
 
 
 def _epsilon_of(mu: float, delta_value: float) -> float:
@@ -182,6 +188,7 @@ def _checked_scalar(mu: float, epsilon: float) -> float:
         return -math.inf
     if mu > _HUGE_MU:
         return 0.0
+    mu = max(mu, _TINY_MU)
     ratio = epsilon / mu
     if ratio > 1e150:  # its square would overflow
         return -1e299

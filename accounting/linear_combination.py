@@ -112,9 +112,9 @@ def generic(
         IncompatibleCandidates: the theorem does not cover these runs, with the reason: shared steps,
             Poisson sampling, an adapted schedule, per-layer clipping, or an optimizer other than plain SGD.
     """
-    used = _used_runs(trajectories, weights, relation)
+    used = used_runs(trajectories, weights, relation)
     require_non_negative("fresh_noise", fresh_noise)
-    _require_covered([t for _, t in used])
+    require_covered([t for _, t in used])
     squares = [_square_of_last(used, relation, fresh_noise)]
     for _, trajectory in used:
         steps = [*((s, s.steps) for s in trajectory.segments[:-1])]
@@ -144,8 +144,8 @@ def stepwise(
     Raises:
         IncompatibleCandidates: as `generic`, or runs of different length.
     """
-    used = _used_runs(trajectories, weights, relation)
-    _require_covered([t for _, t in used])
+    used = used_runs(trajectories, weights, relation)
+    require_covered([t for _, t in used])
     if len({trajectory.steps for _, trajectory in used}) > 1:
         raise IncompatibleCandidates("The step-by-step formula needs runs of equally many steps.")
     squares = []
@@ -156,7 +156,7 @@ def stepwise(
     return _gaussian_bound("stepwise", used, relation, root_up(sum_up(squares)), SOURCE_STEPWISE)
 
 
-def _used_runs(
+def used_runs(
     trajectories: Sequence[Trajectory], weights: Sequence[float], relation: NeighboringRelation
 ) -> list[tuple[float, Trajectory]]:
     if len(trajectories) != len(weights):
@@ -167,7 +167,7 @@ def _used_runs(
     return used
 
 
-def _require_covered(trajectories: Sequence[Trajectory]) -> None:
+def require_covered(trajectories: Sequence[Trajectory]) -> None:
     """Refuse what the theorems of this module do not cover, with the reason."""
     seen: set[str] = set()
     for trajectory in trajectories:

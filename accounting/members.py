@@ -14,7 +14,7 @@ from accounting.linear_combination import accumulated_noise_variance, generic
 from accounting.shifted_interpolation import shifted
 from accounting.trajectory import Candidate, Trajectory
 
-_CLEARLY = 1e-9  # relative: a theorem with more assumptions must gain at least so much
+CLEARLY = 1e-9  # relative: a theorem with more assumptions must gain at least so much
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ def least_bound(
             own = bound.epsilon(delta)
         except (IncompatibleCandidates, AccountingError, InvalidInput):
             continue  # not covered, delta too small to resolve, or lengths beyond floating point
-        if best is None or own < best[0] * (1 - _CLEARLY):
+        if best is None or own < best[0] * (1 - CLEARLY):
             best = own, bound
     return None if best is None else best[1]
 

@@ -80,8 +80,9 @@ def paired_run(trajectory: Trajectory, relation: NeighboringRelation | None = No
         relation: the neighbouring relation of the claim; the recorded one by default.
 
     Returns:
-        As `joint_release`: a closed form (`mu` set) where all steps are full batch, a PLD otherwise; exact up
-        to rounding and its measured error. Full batch: `mu^2 = sum_t 2 (k / noise_multiplier_t)^2`.
+        The bound "paired", as `joint_release`: a closed form (`mu` set) where all steps are full batch, a PLD
+        otherwise; exact up to rounding and its measured error. Full batch: `mu^2 = sum_t 2 (k /
+        noise_multiplier_t)^2`.
 
     Raises:
         IncompatibleCandidates: another relation, or an optimizer of which this module knows nothing.
@@ -91,7 +92,7 @@ def paired_run(trajectory: Trajectory, relation: NeighboringRelation | None = No
     bound = single_run(as_plain_steps(trajectory), relation)
     extra = ascent_assumptions([trajectory])
     source = f"{bound.source}; {SOURCE_PAIRED}" if SAME_BATCH_ASCENT in extra else bound.source
-    return replace(bound, assumptions=(*bound.assumptions, *extra), source=source)
+    return replace(bound, name="paired", assumptions=(*bound.assumptions, *extra), source=source)
 
 
 def as_plain_steps(trajectory: Trajectory) -> Trajectory:

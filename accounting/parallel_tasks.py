@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import combinations
 
 from accounting.bounds import WEIGHTS_FREE, Bound, run_assumptions
@@ -28,6 +27,7 @@ from accounting.joint_release import executed_steps
 from accounting.paired_mechanism import as_plain_steps, ascent_assumptions
 from accounting.pld import PoissonGroup, composed_profile, full_batch_mu, poisson_groups, profile_of
 from accounting.profile import DiscretisedProfile, GaussianProfile, PrivacyProfile
+from accounting.profile_cache import cached_by_size
 from accounting.rounding import ULP, root_up, sum_up
 from accounting.sampled_gaussian import discretise, loss_bounds
 from accounting.trajectory import Segment, Trajectory
@@ -93,7 +93,7 @@ def parallel_tasks(trajectories: Sequence[Trajectory], relation: NeighboringRela
         moving = relation is NeighboringRelation.REPLACE_ONE
         extra = (*extra, DISJOINT_TASKS, *((MAY_CHANGE_TASK,) if moving else ()))
     return Bound(
-        name="joint",
+        name="parallel_tasks",
         profile=profile,
         assumptions=(*run_assumptions(trajectories, relation), *extra),
         source=SOURCE,
@@ -111,7 +111,7 @@ def worst_of(profiles: Sequence[PrivacyProfile]) -> tuple[PrivacyProfile, float 
     return WorstProfile(profiles=(*gaussian, *others)), None
 
 
-@lru_cache(maxsize=32)
+@cached_by_size(200_000_000)
 def moved_record(
     left: tuple[float, tuple[PoissonGroup, ...]], entered: tuple[float, tuple[PoissonGroup, ...]]
 ) -> PrivacyProfile:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 
 from accounting.budget import NeighboringRelation
 from accounting.composition import LARGEST_WINDOW, Part, Window, compose, delta_on_grid, window_of
 from accounting.profile import DiscretisedProfile, GaussianProfile, PrivacyProfile
+from accounting.profile_cache import cached_by_size
 from accounting.rounding import ULP, root_up, sum_up
 from accounting.sampled_gaussian import discretise, loss_bounds
 from accounting.trajectory import Segment
@@ -24,6 +24,7 @@ _DEFAULT_INTERVAL = 2.0**-14  # nats, under 1e-4; powers of two make the grid po
 _SMALLEST_INTERVAL, _LARGEST_INTERVAL = 2.0**-40, 1.0
 _LARGEST_LOSS = _LARGEST_BASE / 16  # nats; a wider step is accounted as if full batch, see `_split`
 _MOST_NOISE, _LEAST_SAMPLING, _LEAST_MU = 1e9, 1e-12, 1e-12
+_MOST_BYTES = 600_000_000  # of the profiles held: some 64 of 10,000 steps each
 _ROUGH_BASE = 8_000  # bins of one step while the window is sought
 
 
@@ -76,8 +77,8 @@ def profile_of(segments: Iterable[Segment], relation: NeighboringRelation) -> Pr
             is the pair of mixtures of `sampled_gaussian`.
 
     Returns:
-        `GaussianProfile` where every step is full batch or some step has no noise, else
-        `DiscretisedProfile`. An upper bound in both directions.
+        `GaussianProfile` where every step is full batch or some step has no noise, else `ComposedProfile`. An
+        upper bound in both directions.
 
     Raises:
         AccountingError: the composition needs more grid points than may be held.
@@ -87,10 +88,34 @@ def profile_of(segments: Iterable[Segment], relation: NeighboringRelation) -> Pr
     segments = tuple(segments)
     if any(segment.noise_multiplier == 0 for segment in segments):
         return GaussianProfile(mu=math.inf)
-    return composed_profile(full_batch_mu(segments, relation), poisson_groups(segments), relation)
+    mu, groups = full_batch_mu(segments, relation), poisson_groups(segments)
+    composed = composed_profile(mu, groups, relation)
+    if isinstance(composed, GaussianProfile):
+        return composed
+    return ComposedProfile(mu=mu, groups=groups, relation=relation, smallest=composed.smallest_delta)
 
 
-@lru_cache(maxsize=128)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComposedProfile(PrivacyProfile):
+    """What `composed_profile` gives, computed anew where the cache no longer holds it: millions of bytes each."""
+
+    mu: float
+    groups: tuple[PoissonGroup, ...]
+    relation: NeighboringRelation
+    smallest: float  # delta, > 0
+
+    @property
+    def smallest_delta(self) -> float:
+        return self.smallest
+
+    def deltas(self, epsilon: float) -> tuple[float, float]:
+        return composed_profile(self.mu, self.groups, self.relation).deltas(epsilon)
+
+    def epsilon(self, delta: float) -> float:
+        return composed_profile(self.mu, self.groups, self.relation).epsilon(delta)
+
+
+@cached_by_size(_MOST_BYTES)
 def composed_profile(
     mu: float, groups: tuple[PoissonGroup, ...], relation: NeighboringRelation
 ) -> PrivacyProfile:

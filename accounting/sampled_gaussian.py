@@ -102,6 +102,8 @@ def _multiples(count: int, interval: float) -> Array:
 
 def _log_mixture(q: float, log_ratio: float) -> float:
     """`log(1 - q + q * exp(log_ratio))`."""
+    if q == 1:
+        return log_ratio
     if log_ratio > 1:
         return log_ratio + math.log(q) + math.log1p((1 - q) / q * math.exp(-log_ratio))
     return math.log1p(q * math.expm1(log_ratio))

@@ -44,13 +44,17 @@ def maximise(utilities: Array, rows: Array, limit: Fraction) -> dict[int, Fracti
 def undominated(utilities: Array, rows: Array) -> NDArray[np.intp]:
     """Indices, increasing, of candidates that no other one equals or beats in utility and in every row."""
     order = np.lexsort((np.arange(len(utilities)), rows.max(axis=0), -utilities))
+    ordered = rows[:, order]  # by falling utility: only an earlier one can dominate
+    if len(rows) == 1:
+        least = np.minimum.accumulate(ordered[0])
+        return np.sort(order[np.concatenate(([True], ordered[0, 1:] < least[:-1]))])
     front: list[int] = []
-    costs = np.empty((len(rows), 0))
-    for index in order:  # by falling utility: only an earlier one can dominate
-        column = rows[:, index : index + 1]
-        if not np.any(np.all(costs <= column, axis=0)):
+    costs = np.empty_like(ordered)
+    for index, column in zip(order, ordered.T, strict=True):
+        earlier = costs[:, : len(front)] <= column[:, None]
+        if not earlier.all(axis=0).any():
+            costs[:, len(front)] = column
             front.append(int(index))
-            costs = np.hstack((costs, column))
     return np.sort(np.asarray(front, dtype=np.intp))
 
 

@@ -56,11 +56,11 @@ from accounting.budget import NeighboringRelation, require_non_negative
 from accounting.errors import InvalidInput
 from accounting.joint_release import joint_release
 from accounting.linear_combination import (
-    _require_covered,
-    _used_runs,
     generic,
+    require_covered,
     step_noise,
     step_sensitivity,
+    used_runs,
 )
 from accounting.profile import GaussianProfile
 from accounting.rounding import ULP, root_up
@@ -117,11 +117,11 @@ def shifted(
             adapted schedule, per-layer clipping, an optimizer other than plain SGD, or another relation.
         InvalidInput: weights off the simplex, or steps too small or large for floating point.
     """
-    used = _used_runs(trajectories, weights, relation)
+    used = used_runs(trajectories, weights, relation)
     require_non_negative("fresh_noise", fresh_noise)
     runs = [trajectory for _, trajectory in used]
     for run in runs:
-        _require_covered([run])
+        require_covered([run])
     require_representable(runs, relation, fresh_noise)
     if share_steps(runs):
         mu = joint_release(runs, relation).mu

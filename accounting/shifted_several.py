@@ -24,7 +24,7 @@ from accounting.bounds import Bound
 from accounting.budget import NeighboringRelation, require_non_negative
 from accounting.errors import InvalidInput
 from accounting.joint_release import executed_steps, joint_release
-from accounting.linear_combination import _require_covered
+from accounting.linear_combination import require_covered
 from accounting.profile import GaussianProfile, require_simplex
 from accounting.rounding import ULP, root_up
 from accounting.shifted_blocks import total_up
@@ -85,7 +85,7 @@ def shifted_several(
     runs = [trajectories[i] for i in columns]
     executed_steps(runs, relation)
     for run in runs:
-        _require_covered([run])
+        require_covered([run])
     require_representable(runs, relation, *noises)
 
     merge = arrange(runs, relation)

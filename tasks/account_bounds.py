@@ -11,6 +11,7 @@ from accounting.budget import NeighboringRelation
 from accounting.errors import AccountingError, IncompatibleCandidates, RemergeError
 from accounting.joint_release import joint_release, single_run
 from accounting.linear_combination import generic, stepwise
+from accounting.members import CLEARLY
 from accounting.other_bounds import joint_rdp
 from accounting.profile import PrivacyProfile
 from accounting.random_selection import (
@@ -62,9 +63,13 @@ class Account:
 
     @property
     def certified(self) -> Line | None:
-        """The least of the sound bounds; among equals the one with the weakest assumptions."""
-        sound = [line for line in self.lines.values() if line.sound]
-        return min(sound, key=lambda line: line.epsilon or 0.0, default=None)
+        """The least of the sound bounds; among nearly equal ones that with the weakest assumptions."""
+        best: Line | None = None
+        for line in self.lines.values():
+            if line.sound and line.epsilon is not None:
+                if best is None or line.epsilon < (best.epsilon or 0.0) * (1 - CLEARLY):
+                    best = line
+        return best
 
 
 def account_of(release: Release, delta: float) -> Account:

@@ -188,7 +188,7 @@ def test_groups_gather_equal_steps(make_segment: Callable[..., Segment]) -> None
         (2.0, 0.1, 5),
     ]
     shuffled = profile_of(segments[::-1], REPLACE)
-    assert shuffled is profile_of(segments, REPLACE)
+    assert shuffled == profile_of(segments, REPLACE)
 
 
 def test_mixing_full_batch_and_poisson_steps(make_segment: Callable[..., Segment]) -> None:

@@ -42,7 +42,7 @@ from accounting.budget import NeighboringRelation, PrivacyBudget  # noqa: E402
 from accounting.joint_release import joint_release, single_run  # noqa: E402
 from accounting.linear_combination import generic  # noqa: E402
 from accounting.linear_combination_many import generic_mu_many  # noqa: E402
-from accounting.profile import GaussianProfile  # noqa: E402
+from accounting.profile import GaussianProfile, deltas_at  # noqa: E402
 from accounting.random_selection import solve_random_selection  # noqa: E402
 from accounting.shifted_interpolation import shifted  # noqa: E402
 from accounting.solver import solve  # noqa: E402
@@ -194,7 +194,7 @@ def selection_row() -> Row:
     utilities = -1 / mus**2  # none dominates another
 
     def rows() -> np.ndarray:
-        return np.array([profile.deltas(2.0) for profile in profiles]).T
+        return deltas_at(profiles, 2.0)
 
     def by_highs() -> object:
         return linprog(
