@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -23,10 +24,35 @@ OWN_SERVICES = (
 )
 
 
+SECRETS = {  # of the embedded stack; name: bytes of randomness
+    "s3_access_key": 16,
+    "s3_secret_key": 32,
+    "data_digest_key": 32,
+    "weed_jwt_signing_key": 32,
+    "weed_jwt_signing_read_key": 32,
+    "weed_jwt_filer_signing_key": 32,
+    "weed_jwt_filer_signing_read_key": 32,
+}
+
+
 class StackDown(RemergeError):
     """The services are not there; starting them and trying again helps."""
 
     retryable = True
+
+
+class HomeUnusable(RemergeError):
+    """The folder of the embedded stack cannot be made, read or written."""
+
+
+class CredentialsDamaged(RemergeError):
+    """The stack's secrets are not all there; making new ones would lock the data out."""
+
+    @classmethod
+    def of(cls, file: Path, what: str) -> CredentialsDamaged:
+        return cls(
+            f"{file} is damaged ({what}): restore it from a backup, or start anew with another REMERGE_HOME."
+        )
 
 
 class Settings(BaseSettings):
@@ -85,6 +111,8 @@ def connections(settings: Settings | None = None) -> Connections:
 
     Raises:
         StackDown: neither the environment nor a running embedded stack names them.
+        CredentialsDamaged: the embedded stack's secrets are not whole.
+        HomeUnusable: REMERGE_HOME cannot be read.
     """
     settings = settings or Settings()
     own = settings.own_services()
@@ -101,14 +129,64 @@ def connections(settings: Settings | None = None) -> Connections:
     if own:
         missing = ", ".join(f"REMERGE_{name.upper()}" for name in OWN_SERVICES if name not in own)
         raise StackDown(f"Set {missing} too (or none of these variables, to use the embedded stack).")
+    not_up = StackDown(f"The stack is not up (no {settings.stack_file}): run `remerge up` first.")
+    damaged = StackDown(f"{settings.stack_file} is damaged: run `remerge down`, then `remerge up`.")
     try:
-        stack = json.loads(settings.stack_file.read_text())
-        secrets = json.loads(settings.credentials_file.read_text())
+        stack = read_json(settings.stack_file)
+    except ValueError:
+        raise damaged from None
+    if stack is None:
+        raise not_up
+    secrets = read_secrets(settings)
+    try:
         return embedded(settings, stack["addresses"], secrets)
-    except FileNotFoundError:
-        raise StackDown(f"The stack is not up (no {settings.stack_file}): run `remerge up` first.") from None
     except (ValueError, TypeError, KeyError):
-        raise StackDown(f"{settings.stack_file} is damaged: run `remerge down`, then `remerge up`.") from None
+        raise damaged from None
+
+
+def read_json(file: Path) -> Any:
+    """The contents of a file of the embedded stack; None where there is none.
+
+    Raises:
+        HomeUnusable: the operating system does not let us read it.
+        ValueError: it is not JSON.
+    """
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise unusable(file, error) from None
+
+
+def unusable(file: Path, error: OSError) -> HomeUnusable:
+    """What to say where the operating system refuses."""
+    return HomeUnusable(
+        f"{error.filename or file} cannot be used ({error.strerror}): let REMERGE_HOME name a folder that you can "
+        "write to."
+    )
+
+
+def read_secrets(settings: Settings) -> dict[str, str]:
+    """The secrets of the embedded stack.
+
+    Raises:
+        CredentialsDamaged: the file is not there, or not whole.
+        HomeUnusable: the operating system does not let us read it.
+    """
+    file = settings.credentials_file
+    try:
+        found = read_json(file)
+    except ValueError:
+        raise CredentialsDamaged.of(file, "it is not JSON") from None
+    if found is None:
+        raise CredentialsDamaged.of(file, "it is missing")
+    if not isinstance(found, dict):
+        raise CredentialsDamaged.of(file, "it is not a JSON object")
+    missing = [name for name in SECRETS if not (isinstance(found.get(name), str) and found[name])]
+    if missing:
+        raise CredentialsDamaged.of(file, f"{', '.join(missing)} missing")
+    return found
 
 
 def embedded(settings: Settings, addresses: dict[str, str], secrets: dict[str, str]) -> Connections:

@@ -103,18 +103,29 @@ def start(settings: Settings, progress: Progress, names: tuple[str, ...] = NAMES
 
 
 def stop(settings: Settings, progress: Progress) -> bool:
-    """Stop the stack with all that it has started; its data stays. Returns whether anything ran."""
+    """Stop the stack with all that it has started; its data stays. Returns whether anything ran.
+
+    Raises:
+        HomeUnusable: `home` is no folder, or cannot be written to.
+    """
+    home = settings.home.absolute()
+    if not home.exists() and not home.is_symlink():  # nothing to lock, and stopping makes no folder
+        return _stop(State(home, {}, {}), settings, progress)
     with exclusive(settings, progress) as state:
-        running = [name for name in NAMES if _runs(name, state) or processes.marked(state.mark(name))]
-        if running:
-            progress("Stopping " + ", ".join(TITLES[name] for name in running) + " ...")
-        if WORKER in running:
-            _end([WORKER], state)
-            # Prefect would show what ended with its worker as running for ever. If it fails, the next start does it.
-            with contextlib.suppress(RemergeError), _Probe(state, settings) as probe:
-                probe.orchestrator.crash_unfinished(STOPPED)
-        _end(NAMES, state)
-        return bool(running)
+        return _stop(state, settings, progress)
+
+
+def _stop(state: State, settings: Settings, progress: Progress) -> bool:
+    running = [name for name in NAMES if _runs(name, state) or processes.marked(state.mark(name))]
+    if running:
+        progress("Stopping " + ", ".join(TITLES[name] for name in running) + " ...")
+    if WORKER in running and state.ports:
+        _end([WORKER], state)
+        # Prefect would show what ended with its worker as running for ever. If it fails, the next start does it.
+        with contextlib.suppress(RemergeError), _Probe(state, settings) as probe:
+            probe.orchestrator.crash_unfinished(STOPPED)
+    _end(NAMES, state)
+    return bool(running)
 
 
 def status(settings: Settings) -> StackStatus:

@@ -12,24 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from accounting.errors import RemergeError
 from infra import stack_services
 from infra.processes import ProcessId
-from infra.settings import Settings
-
-_SECRETS = {  # name: bytes of randomness
-    "s3_access_key": 16,
-    "s3_secret_key": 32,
-    "data_digest_key": 32,
-    "weed_jwt_signing_key": 32,
-    "weed_jwt_signing_read_key": 32,
-    "weed_jwt_filer_signing_key": 32,
-    "weed_jwt_filer_signing_read_key": 32,
-}
-
-
-class CredentialsDamaged(RemergeError):
-    """The stack's secrets are not all there; making new ones would lock the data out."""
+from infra.settings import SECRETS, Settings, read_json, read_secrets, unusable
 
 
 @dataclass(slots=True)
@@ -44,18 +29,18 @@ class State:
     def read(cls, settings: Settings) -> State:
         """What is on disk. A damaged file counts as none: processes are found by their mark too."""
         home = settings.home.absolute()
-        stack = _read_json(settings.stack_file)
-        try:
-            children = {name: ProcessId(**child) for name, child in stack.get("processes", {}).items()}
-        except TypeError:
-            children = {}
-        return cls(home, stack.get("ports") or _read_json(home / "ports.json"), children)
+        stack = _mapping(settings.stack_file)
+        ports = _whole_ports(stack.get("ports")) or _whole_ports(_mapping(home / "ports.json"))
+        return cls(home, ports, _known_children(stack.get("processes")) if ports else {})
 
     def write(self) -> None:
         """Make the stack known to other commands, or unknown where nothing of it is left."""
         file = self.home / "stack.json"
         if not self.children:
-            file.unlink(missing_ok=True)
+            try:
+                file.unlink(missing_ok=True)
+            except OSError as error:
+                raise unusable(file, error) from None
             return
         children = {name: asdict(child) for name, child in self.children.items()}
         _write_json(self.home / "ports.json", self.ports)  # so that addresses stay the same after a stop
@@ -81,23 +66,25 @@ def credentials(settings: Settings) -> dict[str, str]:
     """
     path = settings.credentials_file
     if not path.exists():
-        _write_json(path, {name: secrets.token_hex(size) for name, size in _SECRETS.items()})
-    found = _read_json(path)
-    if missing := [name for name in _SECRETS if not found.get(name)]:
-        raise CredentialsDamaged(
-            f"{path} is damaged ({', '.join(missing)} missing): restore it from a backup, or start anew "
-            "with another REMERGE_HOME."
-        )
-    return found
+        _write_json(path, {name: secrets.token_hex(size) for name, size in SECRETS.items()})
+    return read_secrets(settings)
 
 
 @contextlib.contextmanager
 def exclusive(settings: Settings, progress: Callable[[str], None]) -> Iterator[State]:
-    """The state, for one command at a time. The kernel drops the lock of a command that was killed."""
+    """The state, for one command at a time. The kernel drops the lock of a command that was killed.
+
+    Raises:
+        HomeUnusable: the folder cannot be made or written to.
+    """
     home = settings.home.absolute()
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    (home / "logs").mkdir(exist_ok=True)
-    with (home / "lock").open("w") as file:
+    try:
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (home / "logs").mkdir(exist_ok=True)
+        lock = (home / "lock").open("w")
+    except OSError as error:
+        raise unusable(home, error) from None
+    with lock as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -106,20 +93,45 @@ def exclusive(settings: Settings, progress: Callable[[str], None]) -> Iterator[S
         yield State.read(settings)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _mapping(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
-    except (FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError):
+        found = read_json(path)
+    except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _whole_ports(found: object) -> dict[str, int]:
+    """Recorded ports if they are all there, none otherwise: half of them lead nowhere."""
+    names = [name for ports in stack_services.PORTS.values() for name in ports]
+    if not isinstance(found, dict) or not all(type(found.get(name)) is int for name in names):
+        return {}
+    return {name: found[name] for name in names}
+
+
+def _known_children(found: object) -> dict[str, ProcessId]:
+    """Recorded processes, without what is no record of one."""
+    if not isinstance(found, dict):
+        return {}
+    return {
+        name: ProcessId(child["pid"], child["start_time"])
+        for name, child in found.items()
+        if name in stack_services.NAMES
+        and isinstance(child, dict)
+        and type(child.get("pid")) is int
+        and isinstance(child.get("start_time"), str)
+    }
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     """Replace a file in one step, readable by its owner alone."""
     partial = path.with_suffix(".partial")
-    partial.unlink(missing_ok=True)
-    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        json.dump(content, file, indent=2)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        partial.unlink(missing_ok=True)
+        with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(content, file, indent=2)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise unusable(path, error) from None

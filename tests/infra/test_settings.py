@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from infra import stack
-from infra.settings import OWN_SERVICES, Settings, StackDown, connections
+from infra.settings import (
+    OWN_SERVICES,
+    SECRETS,
+    CredentialsDamaged,
+    HomeUnusable,
+    Settings,
+    StackDown,
+    connections,
+)
 
 OWN = {
     "s3_endpoint": "https://s3.example",
@@ -17,6 +25,15 @@ OWN = {
     "mlflow_url": "https://mlflow.example",
     "prefect_api_url": "https://prefect.example/api",
     "data_digest_key": "digest",
+}
+
+
+WHOLE = {name: "ab" * size for name, size in SECRETS.items()}
+ADDRESSES = {
+    "s3_endpoint": "http://127.0.0.1:1",
+    "mlflow_url": "http://127.0.0.1:2",
+    "prefect_api_url": "http://127.0.0.1:3/api",
+    "prefect_ui_url": "http://127.0.0.1:3",
 }
 
 
@@ -59,9 +76,58 @@ def test_no_stack(tmp_path: Path) -> None:
 def test_a_damaged_record(tmp_path: Path, content: str) -> None:
     settings = Settings(home=tmp_path)
     settings.stack_file.write_text(content)
-    settings.credentials_file.write_text(json.dumps(OWN))
+    settings.credentials_file.write_text(json.dumps(WHOLE))
     with pytest.raises(StackDown, match="is damaged"):
         connections(settings)
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (None, "it is missing"),
+        ("{", "it is not JSON"),
+        ("[]", "it is not a JSON object"),
+        (json.dumps({**WHOLE, "s3_secret_key": ""}), "s3_secret_key missing"),
+        (json.dumps({**WHOLE, "data_digest_key": 7}), "data_digest_key missing"),
+    ],
+)
+def test_damaged_secrets_are_told_from_a_damaged_record(
+    tmp_path: Path, content: str | None, what: str
+) -> None:
+    settings = Settings(home=tmp_path)
+    settings.stack_file.write_text(json.dumps({"addresses": ADDRESSES}))
+    settings.credentials_file.write_text(json.dumps(WHOLE))
+    assert connections(settings).mlflow_url == ADDRESSES["mlflow_url"]
+    settings.credentials_file.unlink()
+    if content is not None:
+        settings.credentials_file.write_text(content)
+    with pytest.raises(CredentialsDamaged) as caught:
+        connections(settings)
+    assert caught.value.message.startswith(f"{settings.credentials_file} is damaged ({what}): restore it")
+
+
+@pytest.mark.parametrize("below", ["", "below"])
+def test_a_home_that_is_no_folder(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    settings = Settings(home=tmp_path / "file" / below)
+    for command in (
+        lambda: stack.start(settings, lambda message: None),
+        lambda: stack.stop(settings, lambda message: None),
+        lambda: stack.status(settings),
+        lambda: connections(settings),
+    ):
+        with pytest.raises(HomeUnusable, match="let REMERGE_HOME name a folder that you can write to"):
+            command()
+    assert (tmp_path / "file").read_text() == "not a folder"
+
+
+def test_a_home_with_something_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "home").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(HomeUnusable, match="home cannot be used"):
+        stack.stop(Settings(home=tmp_path / "home"), lambda message: None)
+    (tmp_path / "stack.json").mkdir()
+    with pytest.raises(HomeUnusable, match=r"stack\.json cannot be used \(Is a directory\)"):
+        connections(Settings(home=tmp_path))
 
 
 def test_home_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from infra import processes, stack_services
 from infra import stack as embedded
 from infra.object_store import ObjectStore
 from infra.processes import ProcessId
-from infra.settings import Settings, StackDown, connections
+from infra.settings import CredentialsDamaged, Settings, StackDown, connections
 from infra.stack import StackFailed
 from infra.stack_services import MLFLOW, NAMES, S3
-from infra.stack_state import CredentialsDamaged, State
+from infra.stack_state import State
 
 START_S3 = """
 import sys
@@ -96,6 +96,50 @@ def test_a_damaged_record_hides_no_process(settings: Settings) -> None:
     settings.stack_file.unlink()
     assert embedded.stop(settings, _quiet)
     assert _all_marked(settings) == []
+
+
+MALFORMED = (
+    lambda record: {**record, "processes": {"s3": "a process"}},
+    lambda record: {**record, "processes": {"s3": {"pid": "1", "start_time": 2}, "s4": {}}},
+    lambda record: {**record, "processes": ["s3"]},
+    lambda record: {**record, "processes": None},
+    lambda record: {**record, "ports": [9]},
+    lambda record: {**record, "ports": {"s3.port": "nine"}},
+    lambda record: {"processes": record["processes"]},
+    lambda record: [record],
+)
+
+
+def test_a_malformed_record_does_not_keep_the_stack_from_stopping(settings: Settings) -> None:
+    embedded.start(settings, _quiet, names=(S3,))
+    record = json.loads(settings.stack_file.read_text())
+    ports = State.read(settings).ports
+    (settings.home / "ports.json").unlink()
+    for change in MALFORMED:
+        settings.stack_file.write_text(json.dumps(change(record)))
+        embedded.status(settings)
+    assert embedded.stop(settings, _quiet)
+    assert _all_marked(settings) == []
+    for change in MALFORMED:
+        settings.stack_file.write_text(json.dumps(change(record)))
+        assert not embedded.stop(settings, _quiet)
+        assert not settings.stack_file.exists()
+    stack_services.remove_sockets(ports)
+
+
+def test_stopping_makes_no_folder(settings: Settings) -> None:
+    assert not embedded.stop(settings, _quiet)
+    assert not settings.home.exists()
+
+
+def test_a_stack_whose_folder_was_moved_away_is_stopped_too(settings: Settings) -> None:
+    embedded.start(settings, _quiet, names=(S3,))
+    ports = State.read(settings).ports
+    settings.home.rename(settings.home.with_name("elsewhere"))
+    assert embedded.stop(settings, _quiet)
+    assert _all_marked(settings) == []
+    assert not settings.home.exists()
+    stack_services.remove_sockets(ports)
 
 
 def test_a_record_of_an_earlier_boot_stops_nobody_else(settings: Settings) -> None:
