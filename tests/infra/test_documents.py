@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from accounting.errors import InvalidInput
+from accounting.selection_rules import SELECTIONS
 from infra.canonical import canonical_json
-from infra.documents import DOCUMENTS, Document, Policy, schema_path, schema_text
+from infra.documents import (
+    DOCUMENTS,
+    CandidateRecord,
+    Document,
+    Policy,
+    Selection,
+    schema_path,
+    schema_text,
+)
 
 GOOD: dict[str, Any] = {
     "region": "eu",
@@ -75,13 +84,57 @@ def test_a_good_policy_reads_back_to_the_same_bytes() -> None:
     assert policy.cap == 8
 
 
+def test_policies_know_the_solver_s_selection_rules() -> None:
+    assert get_args(Selection) == SELECTIONS
+    for selection in SELECTIONS:
+        assert Policy.from_fields({**GOOD, "selection": selection}, "policy").selection == selection
+
+
+RECORD: dict[str, Any] = {
+    "name": "a",
+    "registered_model": "m",
+    "version": 1,
+    "run_id": "r",
+    "model_sha256": "0" * 64,
+    "trajectory_sha256": "1" * 64,
+}
+
+
+def test_candidates_of_before_utilities_keep_their_bytes() -> None:
+    """A release is named by its manifest's digest: other bytes would be another release, and another draw."""
+    old = canonical_json(RECORD)
+    record = CandidateRecord.from_content(old, "record")
+    assert record.content() == old
+    assert (record.utility, record.utility_source, record.twin_run_id) == (None, None, None)
+    stated = {**RECORD, "utility": 0.0, "utility_source": "stated"}
+    assert CandidateRecord.from_fields(stated, "record").content() == canonical_json(stated)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"utility": 0.5},
+        {"utility_source": "stated"},
+        {"utility": 0.5, "utility_source": "public_twin"},
+        {"utility": 0.5, "utility_source": "stated", "twin_run_id": "t"},
+        {"utility": math.nan, "utility_source": "stated"},
+        {"utility": math.inf, "utility_source": "stated"},
+        {"utility": "0.5", "utility_source": "stated"},
+        {"utility": 0.5, "utility_source": "validation"},
+    ],
+)
+def test_a_utility_is_a_number_with_its_source(change: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match=r"^record: "):
+        CandidateRecord.from_fields({**RECORD, **change}, "record")
+
+
 def test_terms_leave_out_who_and_when() -> None:
     policy = Policy.from_fields(GOOD, "policy")
     later = Policy.from_fields(
         {**GOOD, "serial": 9, "author": "another", "effective_at": "2027-01-01T00:00:00+02:00"}, "policy"
     )
     assert later.terms() == policy.terms()
-    for change in ({"epsilon": 2.5}, {"delta": 1e-6}, {"portfolio": "digits@2"}, {"min_accuracy": 0.5}):
+    for change in ({"epsilon": 2.5}, {"delta": 1e-6}, {"portfolio": "digits@2"}, {"selection": "stated"}):
         assert Policy.from_fields({**GOOD, **change}, "policy").terms() != policy.terms()
 
 

@@ -121,6 +121,22 @@ def test_the_digest_covers_what_is_meant_and_not_how_it_is_written() -> None:
         ("  eps-1:", "  Eps_1:", "name of candidate Eps_1 should be lower-case letters"),
         ("n_max: 1200", "n_maks: 1200", "unknown field n_maks"),
         ("n_max: 1200", "n_max: true", "n_max should be a valid integer, but True was given"),
+        (
+            "multiplier: 94.379",
+            "multiplier: 94.379, utility: .inf",
+            "utility of candidate eps-1 should be a finite",
+        ),
+        (
+            "multiplier: 94.379",
+            "multiplier: 94.379, utility: .nan",
+            "utility of candidate eps-1 should be a finite",
+        ),
+        (
+            "multiplier: 94.379",
+            "multiplier: 94.379, utility: good",
+            "utility of candidate eps-1 should be a valid",
+        ),
+        ("unit: record", "public_twins: 1", "public_twins should be a valid boolean, but 1 was given"),
         ("delta: 1.0e-5", "delta: 1.0", "delta should be less than 1, but 1.0 was given"),
         ("feature_radius: 1.0", "feature_radius: -1", "feature_radius should be greater than 0"),
         (
@@ -145,6 +161,19 @@ def test_a_fault_is_named_with_file_field_and_candidate(old: str, new: str, sent
 def test_what_is_not_a_recipe_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match=r"my\.yaml"):
         parse_recipe(text, "my.yaml")
+
+
+def test_utilities_are_stated_or_measured_but_not_both() -> None:
+    text = TEXT.replace("eps-1: {", "eps-1: {utility: -3, ")
+    recipe = parse_recipe(text, "my.yaml")
+    assert [candidate.utility for candidate in recipe.candidates][:3] == [None, -3, None]
+    assert parse_recipe("public_twins: true\n" + _without_twins(TEXT), "my.yaml").public_twins
+    with pytest.raises(InvalidInput, match=r"my\.yaml: .*eps-1 states a utility although public_twins"):
+        parse_recipe("public_twins: true\n" + _without_twins(text), "my.yaml")
+
+
+def _without_twins(text: str) -> str:
+    return "".join(line for line in text.splitlines(True) if not line.startswith("public_twins"))
 
 
 def test_a_recipe_that_is_not_there(tmp_path: Path) -> None:
