@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 account_app = typer.Typer(
-    help="A privacy calculator: runs and a release, or a budget, from a YAML or JSON file. Starts no service.",
+    help="A privacy calculator for runs in a YAML or JSON file. Starts no service.",
     no_args_is_help=True,
 )
 
@@ -33,7 +33,7 @@ err = Console(stderr=True)
 
 @account_app.command()
 def bounds(file: File, as_json: Json = False, plot: Plot = None) -> None:
-    """Every bound that applies to the file's release, side by side, and the one that can be certified."""
+    """Show every bound that applies to the file's release. Side by side, with the one that can be certified."""
     with _progress("Accounting ..."):
         from tasks.account_bounds import account_of
         from tasks.account_documents import bounds_document
@@ -60,7 +60,7 @@ def bounds(file: File, as_json: Json = False, plot: Plot = None) -> None:
 
 @account_app.command()
 def solve(file: File, as_json: Json = False, plot: Plot = None, frontier: Frontier = False) -> None:
-    """The plan for the file's budget: which runs, with which weights, and the bound that certifies it."""
+    """Find the plan for the file's budget. Which runs, with which weights, and the bound that certifies it."""
     with _progress("Solving ..."):
         from tasks.account_documents import answer_document
         from tasks.account_file import load_account_file

@@ -20,6 +20,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
+    rich_markup_mode=None,  # rich's tables cut long option names at 80 columns
 )
 policy_app = typer.Typer(help="Regions' privacy policies: append-only documents.", no_args_is_help=True)
 app.add_typer(policy_app, name="policy")
@@ -40,7 +41,7 @@ def main() -> None:
 
 @app.command()
 def up() -> None:
-    """Start the embedded stack: S3 (SeaweedFS), MLflow, Prefect and its worker."""
+    """Start the embedded stack: S3, MLflow, Prefect and its worker."""
     from flows.views import print_addresses
     from infra import stack
 
@@ -61,7 +62,7 @@ def down() -> None:
 
 @app.command()
 def status() -> None:
-    """Show the services, the portfolios, and whether each region complies with its policy (exit 2 if not)."""
+    """Show services, portfolios and each region's compliance. The exit status is 2 while one does not comply."""
     from flows.views import print_status
 
     compliant = print_status(out, Settings())
@@ -123,7 +124,7 @@ def policy_set(
         bool, typer.Option("--wait/--no-wait", help="wait for the policy_change run to end")
     ] = True,
 ) -> None:
-    """Store a region's new policy, then emit policy.changed, which starts the policy_change flow."""
+    """Store a region's new policy and start the re-merge. The event policy.changed starts the flow policy_change."""
     from flows.commands import Asked, announce_policy, set_policy
     from flows.views import print_outcome
 
@@ -163,7 +164,7 @@ def pull(
     region: Annotated[str, typer.Argument(help="the region whose production model to fetch")],
     to: Annotated[Path, typer.Option("--to", help="folder to write to")],
 ) -> None:
-    """Fetch a region's production model and its certificate, every digest checked."""
+    """Fetch a region's production model and its certificate. Every digest is checked."""
     from flows.commands import pull_release
 
     for path in pull_release(Settings(), region, to, out):
@@ -174,7 +175,7 @@ def pull(
 def demo(
     keep: Annotated[bool, typer.Option("--keep", help="leave the stack up at the end")] = False,
 ) -> None:
-    """The main job end to end: train a portfolio, change two regions' policies, show what was promoted."""
+    """Run the main job end to end. Train a portfolio, change two regions' policies, show what was promoted."""
     from flows.demo import run_demo
 
     run_demo(Settings(), out, keep=keep)

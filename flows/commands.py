@@ -16,6 +16,7 @@ from infra.documents import Policy, PortfolioManifest
 from infra.events import emit_policy_changed
 from infra.orchestrator import FlowRun, RunNotEnded, message_of
 from infra.settings import Settings
+from infra.stack import require_worker
 from tasks.candidates import require_utilities
 from tasks.services import Services, open_services
 
@@ -41,6 +42,7 @@ def train_portfolio(settings: Settings, recipe: Path, console: Console) -> Portf
 
     Raises:
         InvalidInput: the recipe is not valid; nothing was started.
+        StackDown: Prefect's worker has ended; nothing was started.
         FlowFailed: with the flow's sentence.
     """
     from tasks.recipes import find_recipe, load_recipe
@@ -48,6 +50,7 @@ def train_portfolio(settings: Settings, recipe: Path, console: Console) -> Portf
     path = find_recipe(recipe)
     loaded = load_recipe(path)
     services = open_services(settings)
+    require_worker(settings)
     run = services.orchestrator.create_flow_run("train-portfolio", {"recipe": str(path.absolute())})
     names = ", ".join(candidate.name for candidate in loaded.candidates)
     ended = _wait(
@@ -68,6 +71,7 @@ def set_policy(settings: Settings, fields: Mapping[str, Any], *, asked: Asked, c
     Raises:
         InvalidInput: a field is wrong, the region is new and was not confirmed, or there is no portfolio, or none
             with the utilities that the selection rule goes by.
+        StackDown: Prefect's worker has ended; nothing was stored.
     """
     checked = Policy.from_fields(
         {
@@ -79,6 +83,7 @@ def set_policy(settings: Settings, fields: Mapping[str, Any], *, asked: Asked, c
         "policy",
     )
     services = open_services(settings)
+    require_worker(settings)
     manifest = _portfolio(services, fields["portfolio"])
     require_utilities(manifest, checked.selection)
     reference = fields["portfolio"] or manifest.reference

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,25 +74,50 @@ class Shown:
 def run_demo(settings: Settings, console: Console, *, keep: bool) -> None:
     """Train a portfolio, change policies of two regions, show what was promoted.
 
-    Leaves the stack as it found it, unless `keep` is set: then it stays up.
+    Leaves the stack as it found it, also where it is told to stop (Ctrl-C or SIGTERM), unless `keep` is set: then
+    it stays up.
+
+    Raises:
+        RunNotEnded: it was told to stop while it waited for a flow run.
     """
     from flows.views import print_addresses
     from infra import stack
+    from infra.orchestrator import RunNotEnded
 
     began = time.monotonic()
-    was_up = stack.status(settings).up
-    try:
-        with _timed(console, "Starting S3 (SeaweedFS), MLflow, Prefect and its worker"):
-            stack.start(settings, progress=lambda _text: None)
-        _main_job(settings, console)
-        if keep:
-            print_addresses(console, settings)
-            console.print("The stack stays up: `remerge status`, `remerge pull eu --to DIR`, `remerge down`.")
-    finally:
-        if not keep and not was_up:
-            with _timed(console, "Stopping the stack"):
-                stack.stop(settings, progress=lambda _text: None)
+    stops = not keep and not stack.status(settings).up
+    with _terminated_like_interrupted():
+        try:
+            with _timed(console, "Starting S3 (SeaweedFS), MLflow, Prefect and its worker"):
+                stack.start(settings, progress=lambda _text: None)
+            _main_job(settings, console)
+            if keep:
+                print_addresses(console, settings)
+                console.print(
+                    "The stack stays up: `remerge status`, `remerge pull eu --to DIR`, `remerge down`."
+                )
+        except RunNotEnded as error:
+            if stops:  # then the run that it speaks of does not go on
+                raise RunNotEnded(
+                    "The demo ended before its flow run did, and stopped its stack and the run with it: run "
+                    "`remerge demo` again."
+                ) from error
+            raise
+        finally:
+            if stops:
+                with _timed(console, "Stopping the stack"):
+                    stack.stop(settings, progress=lambda _text: None)
     console.print(f"Done in {time.monotonic() - began:.0f} s.", highlight=False)
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """Let SIGTERM end the block as Ctrl-C does, so that what it started is stopped."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _main_job(settings: Settings, console: Console) -> None:

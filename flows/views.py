@@ -37,8 +37,7 @@ def print_status(console: Console, settings: Settings) -> bool:
     """
     services = open_services(settings)
     print_addresses(console, settings)
-    workers = services.orchestrator.online_workers("local")
-    console.print(f"Prefect worker: {'online' if workers else '[bold red]offline: run `remerge up`[/]'}")
+    _print_health(console, settings, services)
     _print_portfolios(console, services)
     regions = services.policies.regions()
     if not regions:
@@ -114,12 +113,40 @@ def started_by(provenance: Provenance) -> str:
     return provenance_in_words(provenance)
 
 
+def _print_health(console: Console, settings: Settings, services: Services) -> None:
+    """Which services work, asked now; of the embedded ones also whether their processes live."""
+    from infra import stack
+    from infra.stack_services import WORK_POOL
+    from tasks.mlflow_server import healthy
+
+    if settings.own_services():
+        workers = services.orchestrator.online_workers(WORK_POOL)
+        faults = [] if workers else [f"Prefect has no online worker in its work pool {WORK_POOL}"]
+        if not healthy(services.connections.mlflow_url):
+            faults.append(f"MLflow does not answer at {services.connections.mlflow_url}")
+    else:
+        faults = [
+            f"{service.title} {'does not answer' if service.running else 'has ended'}: run `remerge up` "
+            f"(its log is {service.log})"
+            for service in stack.status(settings).services
+            if not service.answering
+        ]
+    for fault in faults:
+        console.print(f"[bold red]{escape(fault)}[/]", highlight=False, soft_wrap=True)
+    if not faults:
+        console.print("Services:       all up, Prefect's worker online", highlight=False)
+
+
 def _print_portfolios(console: Console, services: Services) -> None:
     names = services.manifests.names()
     if not names:
         console.print("No portfolio has been trained yet: `remerge train`.")
     for name in names:
-        manifest = services.manifests.newest(name)
+        try:
+            manifest = services.manifests.newest(name)
+        except RemergeError as error:
+            console.print(f"[bold red]Portfolio {name}[/]: {escape(error.message)}", soft_wrap=True)
+            continue
         if manifest is not None:
             candidates = ", ".join(candidate.name for candidate in manifest.candidates)
             console.print(f"Portfolio {manifest.reference}: {candidates}", highlight=False, soft_wrap=True)
@@ -132,7 +159,10 @@ def _region_sentences(
     sentences = []
     if state is not State.COMPLIANT or policy.selection == UNACCOUNTED:
         sentences.append(f"[{colour}]{policy.region}[/]: {escape(reason)}")
-    attempt = services.releases.read_attempt(policy.region)
+    try:
+        attempt = services.releases.read_attempt(policy.region)
+    except RemergeError as error:
+        return [*sentences, f"{policy.region}, last attempt: {escape(error.message)}"]
     if attempt is not None and attempt.policy_serial == policy.serial and attempt.outcome != "promoted":
         sentences.append(f"{policy.region}, last attempt ({attempt.outcome}): {escape(attempt.reason)}")
     return sentences

@@ -21,7 +21,7 @@ from accounting.errors import RemergeError
 from infra import processes, stack_services
 from infra.object_store import AlreadyExists, Missing, ObjectStore
 from infra.orchestrator import Orchestrator
-from infra.settings import Settings, embedded
+from infra.settings import Settings, StackDown, embedded
 from infra.stack_services import MLFLOW, NAMES, PREFECT, S3, WORK_POOL, WORKER
 from infra.stack_state import State, credentials, exclusive
 
@@ -131,6 +131,21 @@ def _stop(state: State, settings: Settings, progress: Progress) -> bool:
 def status(settings: Settings) -> StackStatus:
     """Look at the stack without changing anything."""
     return _look(State.read(settings), settings)
+
+
+def require_worker(settings: Settings) -> None:
+    """Refuse where no flow run would ever begin, before anything is stored that would wait for one.
+
+    Of services of your own nothing is known here.
+
+    Raises:
+        StackDown: Prefect's worker has ended.
+    """
+    if not settings.own_services() and not _runs(WORKER, State.read(settings)):
+        raise StackDown(
+            f"Prefect's worker has ended, so no flow would run (its log is {State.read(settings).log(WORKER)}): "
+            "run `remerge up`, which starts it again; nothing was stored or started."
+        )
 
 
 def _begin(names: list[str], state: State, settings: Settings, progress: Progress) -> None:

@@ -59,12 +59,16 @@ def require_up(client: MlflowClient) -> None:
     Raises:
         StackDown: with what to do.
     """
-    try:
-        answer = httpx.get(f"{client.tracking_uri.rstrip('/')}/health", timeout=5)
-    except httpx.HTTPError:
-        answer = None
-    if answer is None or answer.status_code != 200:
+    if not healthy(client.tracking_uri):
         raise StackDown(f"MLflow does not answer at {client.tracking_uri}: run `remerge up`, then try again.")
+
+
+def healthy(url: str) -> bool:
+    """Whether the tracking server answers."""
+    try:
+        return httpx.get(f"{url.rstrip('/')}/health", timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False
 
 
 def experiment(client: MlflowClient, name: str) -> str:
