@@ -21,6 +21,7 @@ BOUND_NAMES = (
     "mixture",
     "paired",
     "parallel_tasks",
+    "ledger",
     "joint_rdp",
     "basic_composition",
     "advanced_composition",
