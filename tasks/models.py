@@ -33,10 +33,27 @@ def logistic_regression(features: int) -> nn.Module:
 
 
 def is_regression(module: nn.Module) -> bool:
-    """Whether the module is nothing but one linear map without bias, all of it trained."""
+    """Whether the module is nothing but one linear map without bias, all of it trained.
+
+    To be asked before Opacus wraps it: a hook may change what a layer computes, and Opacus adds hooks of its own.
+    """
     from torch import nn
 
-    return type(module) is nn.Linear and module.bias is None and module.weight.requires_grad
+    hooks = (
+        module._forward_pre_hooks,
+        module._forward_hooks,
+        module._backward_pre_hooks,
+        module._backward_hooks,
+    )
+    return (
+        type(module) is nn.Linear
+        and module.bias is None
+        and [name for name, _ in module.named_parameters()] == ["weight"]  # not computed from others
+        and module.weight.requires_grad
+        and not module.weight._backward_hooks
+        and "forward" not in vars(module)
+        and not any(hooks)
+    )
 
 
 def build(network: NetworkRecord) -> nn.Module:

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING
 from accounting.errors import RemergeError
 from accounting.trajectory import ParentStep, Segment
 from tasks.data import Enforced
-from tasks.models import is_regression
 from tasks.objective import Objective
 
 if TYPE_CHECKING:
     from opacus.optimizers import DPOptimizer
-    from torch import nn
 
 OPACUS_NORM_SLACK = 1e-6  # Opacus clips by max_grad_norm / (norm + 1e-6), so shorter gradients shrink too
 
@@ -82,7 +80,7 @@ def segments(
     *,
     run_id: str,
     sampling_probability: float,
-    module: nn.Module,
+    regression: bool,
     objective: Objective,
     enforced: Enforced,
 ) -> tuple[Segment, ...]:
@@ -90,14 +88,15 @@ def segments(
 
     Args:
         run_id: unique to this attempt, so that segment ids are.
-        module, objective: the network that was trained and what on, for `update_lipschitz`.
+        regression, objective: whether the network is a regression (`tasks.models.is_regression`) and what it was
+            trained on, for `update_lipschitz`.
     """
     encoded: list[Segment] = []
     for index, (step, group) in enumerate(groupby(steps)):
         lipschitz, reason = update_lipschitz(
             step,
             sampling_probability=sampling_probability,
-            module=module,
+            regression=regression,
             objective=objective,
             enforced=enforced,
         )
@@ -129,7 +128,7 @@ def update_lipschitz(
     step: ExecutedStep,
     *,
     sampling_probability: float,
-    module: nn.Module,
+    regression: bool,
     objective: Objective,
     enforced: Enforced,
 ) -> tuple[float, str]:
@@ -140,6 +139,9 @@ def update_lipschitz(
     max(|1 - eta m|, |1 - eta m - eta beta n_max / B|), provided that clipping never acts: a row's gradient is
     (p - y) x, of norm at most sqrt(2) R or R. This is a statement about real-number arithmetic, as is every
     number of the accounting; the float32 execution differs from it by rounding.
+
+    Args:
+        regression: whether the network is one linear map of the row and nothing else.
 
     Returns:
         An upper bound, rounded up, and the reason with its checks; infinity where a condition does not hold.
@@ -152,7 +154,7 @@ def update_lipschitz(
         (sampling_probability == 1, "Poisson batches have no enforced cap on their size"),
         (step.optimizer == "sgd", f"the optimizer is {step.optimizer}, not plain SGD"),
         (step.momentum == 0, "momentum carries earlier gradients along"),
-        (is_regression(module), f"the network is not {objective.regression}, the case that is proven"),
+        (regression, f"the network is not {objective.regression}, the case that is proven"),
         (
             step.max_grad_norm >= objective.steepness * radius + OPACUS_NORM_SLACK,
             f"clipping can act: max_grad_norm {step.max_grad_norm} is below {limit} + 1e-6 for R = {radius}",

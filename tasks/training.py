@@ -14,7 +14,7 @@ from accounting.errors import InvalidInput
 from accounting.trajectory import Trajectory, parse_relation
 from infra.canonical import sha256_hex
 from tasks.data import Rows, Splits
-from tasks.models import build, state_bytes
+from tasks.models import build, is_regression, state_bytes
 from tasks.objective import Objective, objective_for
 from tasks.randomness import COIN_SOURCE, NOISE_SOURCE, executed_probability, unpredictable_generator
 from tasks.recipes import CandidateRecipe, Recipe
@@ -80,6 +80,7 @@ def train_candidate(
     module = build(recipe.network)
     module.load_state_dict(initial)
     objective = _require_fit(module, splits, recipe)
+    regression = is_regression(module)
     recorder = StepRecorder()
     network, optimizer, loader = _make_private(
         module,
@@ -123,7 +124,7 @@ def train_candidate(
             recorder.steps,
             run_id=run_id,
             sampling_probability=executed_probability(candidate.sampling_probability),
-            module=module,
+            regression=regression,
             objective=objective,
             enforced=enforced,
         ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -55,6 +57,26 @@ def test_logistic_regression_gives_the_inner_product_with_one_weight_vector() ->
     assert torch.equal(
         module(torch.tensor([[2.0, 1, 4, 9, 1], [0, 1, 0, 0, 0]])), torch.tensor([[5.0], [-2]])
     )
+
+
+def test_a_layer_that_computes_something_else_is_no_regression() -> None:
+    def changed(change: Callable[[torch.nn.Module], object]) -> torch.nn.Module:
+        module = build(LOGISTIC)
+        assert is_regression(module)
+        change(module)
+        return module
+
+    for change in (
+        lambda module: module.register_forward_pre_hook(lambda _, rows: (100 * rows[0],)),
+        lambda module: module.register_forward_hook(lambda _, rows, scores: scores**3),
+        lambda module: module.register_full_backward_hook(lambda _, before, after: None),
+        lambda module: module.weight.register_hook(lambda gradient: 2 * gradient),
+        lambda module: setattr(module, "forward", lambda rows: rows[:, :1] ** 2),
+        lambda module: torch.nn.utils.spectral_norm(module),
+        lambda module: torch.nn.utils.parametrizations.weight_norm(module),
+        lambda module: module.register_parameter("scale", torch.nn.Parameter(torch.ones(1))),
+    ):
+        assert not is_regression(changed(change))
 
 
 @pytest.mark.parametrize(

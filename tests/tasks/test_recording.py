@@ -14,7 +14,7 @@ from opacus.optimizers import DPOptimizer
 
 from accounting.trajectory import Segment
 from tasks.data import Enforced, Rows, project
-from tasks.models import logistic_regression, softmax_regression
+from tasks.models import is_regression, logistic_regression, softmax_regression
 from tasks.objective import BINARY_CROSS_ENTROPY, CROSS_ENTROPY, Objective
 from tasks.recording import ExecutedStep, StepRecorder, TrainingFailed, segments, update_lipschitz
 
@@ -36,12 +36,11 @@ def changed(**changes: object) -> ExecutedStep:
 
 
 def encode(*steps: ExecutedStep) -> tuple[Segment, ...]:
-    module = softmax_regression(5, 3)
     return segments(
         list(steps),
         run_id="r",
         sampling_probability=1.0,
-        module=module,
+        regression=True,
         objective=CROSS_ENTROPY,
         enforced=ENFORCED,
     )
@@ -108,7 +107,11 @@ def lipschitz(
     if module is None:
         module = softmax_regression(5, 3) if objective is CROSS_ENTROPY else logistic_regression(5)
     return update_lipschitz(
-        step, sampling_probability=q, module=module, objective=objective, enforced=enforced
+        step,
+        sampling_probability=q,
+        regression=is_regression(module),
+        objective=objective,
+        enforced=enforced,
     )
 
 
