@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from accounting.errors import InvalidInput, RemergeError
-from accounting.selection_rules import UNACCOUNTED
+from accounting.selection_rules import SCORES_UNACCOUNTED, UNACCOUNTED
 from infra.documents import Policy, PortfolioManifest
 from infra.events import emit_policy_changed
 from infra.orchestrator import FlowRun, RunNotEnded, message_of
@@ -141,12 +141,13 @@ def wait_for_policy(services: Services, policy: Policy, event_id: str, console: 
 
 
 def pull_release(settings: Settings, region: str, to: Path, console: Console) -> list[Path]:
-    """Fetch a region's live release into a folder, with a warning where only a grace period allows it."""
+    """Fetch a region's live release into a folder, with a warning where only a grace period allows it, or where
+    its certificate does not cover how its weights were chosen."""
     from tasks.compliance import State
     from tasks.live_release import pull
 
     compliance, paths = pull(open_services(settings), region, to)
-    if compliance.state is State.NON_COMPLIANT:
+    if compliance.state is State.NON_COMPLIANT or SCORES_UNACCOUNTED in compliance.reason:
         console.print(f"[yellow]Warning:[/] {escape(compliance.reason)}", highlight=False, soft_wrap=True)
     return paths
 

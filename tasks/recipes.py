@@ -14,7 +14,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from accounting.errors import InvalidInput
 from infra.canonical import canonical_json
-from infra.documents import Document, Name, NetworkRecord, Relation
+from infra.documents import NetworkRecord, Relation
+from infra.strict_document import Document, Name
 from tasks.plain_yaml import parse_yaml
 
 MAX_STEPS = 100_000  # far beyond what a portfolio trained step by step needs; catches a slipped zero

@@ -126,6 +126,33 @@ def test_all_candidates_become_a_portfolio_version(
         assert str(float(value))[:8] not in everything
 
 
+def test_stated_utilities_and_twins_are_in_the_manifest(
+    services: Services, train: Callable[[str], Any], users_data: Splits
+) -> None:
+    name, text = named(RECIPE.replace("noise_multiplier: 20}", "noise_multiplier: 20, utility: 0.25}"))
+    assert train(text).is_completed()
+    manifest = services.manifests.newest(name)
+    assert manifest is not None
+    assert [record.utility for record in manifest.candidates] == [0.25, None, None]
+    assert [record.utility_source for record in manifest.candidates] == ["stated", None, None]
+
+    name, text = named("public_twins: true\n" + RECIPE)
+    assert train(text).is_completed()
+    manifest = services.manifests.newest(name)
+    assert manifest is not None
+    assert {record.utility_source for record in manifest.candidates} == {"public_twin"}
+    runs = {services.mlflow.get_run(str(record.twin_run_id)).info.run_name for record in manifest.candidates}
+    assert runs == {"noisy (public twin)", "clear (public twin)", "sampled (public twin)"}
+    page = artifact(services, f"portfolio-{name}")
+    assert f"| {manifest.candidates[0].utility:.3f} |" in page
+
+    users_data.public_train.features[:] = 1.0  # nothing to tell rows to fit from rows to score
+    failed = train(text)
+    assert failed.is_failed()
+    assert "more public-train rows, or set public_twins to false (and 2 more failed); no port" in failed.message
+    assert services.manifests.newest(name) == manifest
+
+
 def test_one_failure_leaves_no_portfolio_version(services: Services, train: Callable[[str], Any]) -> None:
     name, text = named(
         RECIPE.replace("clear: {noise_multiplier: 5}", "clear: {noise_multiplier: 1e30, learning_rate: 1e38}")

@@ -14,12 +14,12 @@ from infra.canonical import canonical_json
 from infra.documents import (
     DOCUMENTS,
     CandidateRecord,
-    Document,
     Policy,
     Selection,
     schema_path,
     schema_text,
 )
+from infra.strict_document import Document
 
 GOOD: dict[str, Any] = {
     "region": "eu",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -165,6 +166,7 @@ def test_unaccounted_validation_is_marked_everywhere(
     s3: Any,
     region: str,
     remerge: Remerge,
+    tmp_path: Path,
 ) -> None:
     ended = change_policy(
         epsilon=2.5,
@@ -190,6 +192,11 @@ def test_unaccounted_validation_is_marked_everywhere(
         f"{region}: The live release is what the policy's selection validation_unaccounted allows"
         in status.stdout
     )
+
+    pulled = remerge("pull", region, "--to", str(tmp_path))
+    assert pulled.returncode == 0
+    assert "Warning" in pulled.stdout
+    assert "NOT COVERED" in pulled.stdout
 
     # A policy that has not asked for it does not accept it, and says why.
     from tasks.live_release import region_compliance
