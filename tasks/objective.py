@@ -29,6 +29,9 @@ class Objective:
     smoothness: Fraction
     steepness: float
     steepness_in_words: str
+    clipping_keeps_it: (
+        bool  # whether a gradient clipped to any flat norm is still one of a convex, as smooth loss
+    )
     loss: Callable[[Tensor, Tensor], Tensor] = field(repr=False)  # scores, labels (rows,) -> their mean loss
 
 
@@ -50,6 +53,7 @@ CROSS_ENTROPY = Objective(
     smoothness=Fraction(1, 2),  # Boehning 1992: diag(p) - p p' has norm at most 1/2
     steepness=math.sqrt(2),  # the gradient is (p - y) x, and p - y is longest between two corners
     steepness_in_words="sqrt(2) R",
+    clipping_keeps_it=False,  # clipped, it expands: by 1.047 in an example
     loss=_cross_entropy,
 )
 
@@ -59,6 +63,7 @@ BINARY_CROSS_ENTROPY = Objective(
     smoothness=Fraction(1, 4),  # p (1 - p) is at most 1/4
     steepness=1.0,  # the gradient is (p - y) x, and |p - y| < 1
     steepness_in_words="R",
+    clipping_keeps_it=True,  # it is a number times x, and Opacus's clipping of that number has a slope in [0, 1]
     loss=_binary_cross_entropy,
 )
 

@@ -136,9 +136,11 @@ def update_lipschitz(
 
     A regression's loss on a row of norm at most R is convex and beta-smooth (beta = R^2/2 for softmax, R^2/4 for
     logistic regression), so a full-batch step with weight decay m is Lipschitz with
-    max(|1 - eta m|, |1 - eta m - eta beta n_max / B|), provided that clipping never acts: a row's gradient is
-    (p - y) x, of norm at most sqrt(2) R or R. This is a statement about real-number arithmetic, as is every
-    number of the accounting; the float32 execution differs from it by rounding.
+    max(|1 - eta m|, |1 - eta m - eta beta n_max / B|). Of softmax regression that holds only where clipping never
+    acts: a row's gradient is (p - y) x, of norm at most sqrt(2) R. A clipped gradient of logistic regression is
+    still a number times x, non-decreasing in the score with a slope of at most 1/4, so any limit will do. This is
+    a statement about real-number arithmetic, as is every number of the accounting; the float32 execution differs
+    from it by rounding.
 
     Args:
         regression: whether the network is one linear map of the row and nothing else.
@@ -150,13 +152,14 @@ def update_lipschitz(
     2016, lemma 3.7 (a gradient step on a smooth convex loss), with weight decay added.
     """
     radius, limit = enforced.feature_radius, objective.steepness_in_words
+    unclipped = step.max_grad_norm >= objective.steepness * radius + OPACUS_NORM_SLACK
     conditions = (
         (sampling_probability == 1, "Poisson batches have no enforced cap on their size"),
         (step.optimizer == "sgd", f"the optimizer is {step.optimizer}, not plain SGD"),
         (step.momentum == 0, "momentum carries earlier gradients along"),
         (regression, f"the network is not {objective.regression}, the case that is proven"),
         (
-            step.max_grad_norm >= objective.steepness * radius + OPACUS_NORM_SLACK,
+            unclipped or objective.clipping_keeps_it,
             f"clipping can act: max_grad_norm {step.max_grad_norm} is below {limit} + 1e-6 for R = {radius}",
         ),
     )
@@ -175,9 +178,15 @@ def update_lipschitz(
         "max(|1 - eta m|, |1 - eta m - eta beta n_max / B|) with beta = R^2/"
         f"{objective.smoothness.denominator}: {objective.regression} on {objective.loss_name}, full batch, plain "
         f"SGD without momentum, rows projected to norm {radius} and at most {enforced.n_max} of them in either "
-        f"neighbour (both enforced by the loader), flat clipping at {step.max_grad_norm} >= {limit} + 1e-6, which "
-        "never acts in real-number arithmetic (the run was executed in float32)"
+        f"neighbour (both enforced by the loader), {_clipping(step, limit, unclipped=unclipped)}, in real-number "
+        "arithmetic (the run was executed in float32)"
     )
+
+
+def _clipping(step: ExecutedStep, limit: str, *, unclipped: bool) -> str:
+    if unclipped:
+        return f"flat clipping at {step.max_grad_norm} >= {limit} + 1e-6, which never acts"
+    return f"flat clipping at {step.max_grad_norm}, which leaves the gradient of a convex, as smooth loss"
 
 
 def _optimizer_name(optimizer: object, group: dict[str, object]) -> str:
