@@ -199,6 +199,12 @@ class LedgerEntry(Document):
 
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
+    @model_validator(mode="after")
+    def _certified_unless_consulted(self) -> Self:
+        if (self.certificate_digest is None) != (self.kind == "consulted"):
+            raise ValueError("every kind but consulted names its certificate_digest, and consulted has none")
+        return self
+
 
 class Provenance(Document):
     """Who started the run that made a release."""

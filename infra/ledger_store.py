@@ -101,7 +101,7 @@ def _entry(fields: Mapping[str, Any], serial: int, newest: Numbered[LedgerEntry]
     return LedgerEntry.from_fields({**fields, "serial": serial, "previous_digest": previous}, "ledger entry")
 
 
-def _newest_match(entries: list[LedgerEntry], **wanted: str) -> LedgerEntry | None:
+def _newest_match(entries: list[LedgerEntry], **wanted: str | None) -> LedgerEntry | None:
     for entry in reversed(entries):
         if all(getattr(entry, name) == value for name, value in wanted.items()):
             return entry

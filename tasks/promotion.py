@@ -1,5 +1,8 @@
 """The order of a promotion: [draw]; ledger entry; check; upload and read back; pointer; alias.
 
+Where weights depend on scores of private models and something is drawn, a ledger entry of kind `consulted` comes
+even before the draw, which is stored with those weights.
+
 A crash anywhere leaves the old model live, or the new one fully. The worst that it may leave behind is a
 ledger entry for a model that never went live: over-counting is safe, under-counting is not.
 """

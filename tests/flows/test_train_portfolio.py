@@ -149,7 +149,9 @@ def test_stated_utilities_and_twins_are_in_the_manifest(
     users_data.public_train.features[:] = 1.0  # nothing to tell rows to fit from rows to score
     failed = train(text)
     assert failed.is_failed()
-    assert "more public-train rows, or set public_twins to false (and 2 more failed); no port" in failed.message
+    assert (
+        "more public-train rows, or set public_twins to false (and 2 more failed); no port" in failed.message
+    )
     assert services.manifests.newest(name) == manifest
 
 

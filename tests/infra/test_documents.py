@@ -14,6 +14,7 @@ from infra.canonical import canonical_json
 from infra.documents import (
     DOCUMENTS,
     CandidateRecord,
+    LedgerEntry,
     Policy,
     Selection,
     schema_path,
@@ -126,6 +127,28 @@ def test_candidates_of_before_utilities_keep_their_bytes() -> None:
 def test_a_utility_is_a_number_with_its_source(change: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match=r"^record: "):
         CandidateRecord.from_fields({**RECORD, **change}, "record")
+
+
+@pytest.mark.parametrize(("kind", "digest"), [("consulted", "2" * 64), ("intended", None), ("live", None)])
+def test_only_what_precedes_a_certificate_names_none(kind: str, digest: str | None) -> None:
+    entry = {
+        "serial": 1,
+        "previous_digest": None,
+        "lineage": "digits",
+        "release_id": "0" * 64,
+        "region": "eu",
+        "kind": "consulted",
+        "written_at": "2026-01-01T00:00:00Z",
+        "neighboring_relation": "replace_one",
+        "unit": "record",
+        "outcomes": [{"weight": 1.0, "candidates": ["a"], "segments": []}],
+        "drawn": None,
+        "selection": "validation_unaccounted",
+        "certificate_digest": None,
+    }
+    assert LedgerEntry.from_fields(entry, "entry").certificate_digest is None
+    with pytest.raises(InvalidInput, match="every kind but consulted names its certificate_digest"):
+        LedgerEntry.from_fields({**entry, "kind": kind, "certificate_digest": digest}, "entry")
 
 
 def test_terms_leave_out_who_and_when() -> None:

@@ -21,7 +21,7 @@ from tasks.public_twins import split_public
 from tasks.registry import load_all
 from tasks.services import Services
 from tests.conftest import SharedStack
-from tests.system.conftest import Ended, keys_of, read, read_json
+from tests.system.conftest import Ended, keys_of, read, read_json, run_policy
 
 pytestmark = pytest.mark.system
 
@@ -184,6 +184,16 @@ def test_unaccounted_validation_is_marked_everywhere(
         for outcome in entry.outcomes:
             assert set(outcome.candidates) == {"slow", "noisy", "sampled"}
             assert len(outcome.segments) == 3
+
+    # A retry looks at the same scores, and so finds the same plan, its draw and its ledger entries.
+    draw = read_json(s3, f"releases/{release_id}/draw.json")
+    for lost in (f"regions/{region}/current.json", f"releases/{release_id}/manifest.json"):
+        s3.delete_object(Bucket="production", Key=lost)
+    assert run_policy(ended.policy).succeeded
+    assert live(s3, region) == (release_id, certificate)
+    assert read_json(s3, f"releases/{release_id}/draw.json") == draw
+    assert ledger_of(services, release_id) == entries
+
     status = remerge("status")
     [row] = [line for line in status.stdout.splitlines() if line.startswith("│ " + region)]
     assert "(NOT COVERED)" in row
