@@ -97,6 +97,30 @@ def solve(file: File, as_json: Json = False, plot: Plot = None, frontier: Fronti
     _print_sentences(answer_sentences(answer), plot)
 
 
+@account_app.command()
+def ledger(file: File, as_json: Json = False) -> None:
+    """Account many releases from the same records together. By region, over all regions, and each alone."""
+    with _progress("Accounting ..."):
+        from tasks.account_file import load_account_file
+        from tasks.account_ledger import ledger_of
+        from tasks.account_ledger_report import (
+            ledger_document,
+            ledger_sentences,
+            regions_table,
+            releases_table,
+        )
+        from tasks.account_runs import runs_of
+
+        content = load_account_file(file)
+        account = ledger_of(content, runs_of(content, str(file)), str(file))
+    if as_json:
+        _print_json(ledger_document(account))
+        return
+    out.print(releases_table(account))
+    out.print(regions_table(account))
+    _print_sentences(ledger_sentences(account), None)
+
+
 @contextmanager
 def _progress(text: str) -> Iterator[None]:
     """On stderr, so that stdout stays a document; nothing where nobody watches."""

@@ -67,8 +67,8 @@ class Account:
         best: Line | None = None
         for line in self.lines.values():
             if line.sound and line.epsilon is not None:
-                if best is None or line.epsilon < (best.epsilon or 0.0) * (1 - CLEARLY):
-                    best = line
+                better = best is None or line.epsilon < (best.epsilon or 0.0) * (1 - CLEARLY)
+                best = line if better else best
         return best
 
 
@@ -112,7 +112,7 @@ def epsilon_of(bound: Bound, release: Release, delta: float) -> float:
     """
     epsilon = bound.epsilon(delta)
     if not math.isfinite(epsilon):
-        raise AccountingError(no_finite_epsilon(release))
+        raise AccountingError(no_finite_epsilon(release.runs))
     return epsilon
 
 

@@ -7,13 +7,15 @@ With them, the runs known step by step are accounted together first and enter as
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from fractions import Fraction
 
 from accounting.bounds import WEIGHTS_FREE, Bound, run_assumptions, unit_sentence
+from accounting.budget import LEAST_DELTA
 from accounting.errors import AccountingError
 from accounting.joint_release import advanced_composition, basic_composition, joint_release, single_run
 from accounting.profile import StatedProfile
-from tasks.account_runs import Release
+from tasks.account_runs import Release, Run
 
 SOURCE_BASIC = "Dwork et al. 2006: epsilons and deltas add up"
 SOURCE_ADVANCED = "Kairouz, Oh and Viswanath 2015, theorem 3.5"
@@ -40,6 +42,7 @@ def advanced(release: Release, delta: float) -> Bound:
     slack = surplus(release, delta) * (0.5 if release.known else 1.0) * _BELOW
     if not slack > 0:
         raise AccountingError("The stated deltas leave no delta for the slack of advanced composition.")
+    _require_representable(slack, "slack")
     parts = _guarantees(release, delta, slack=slack)
     epsilon, total = advanced_composition(parts, slack)
     if total > delta:
@@ -85,24 +88,34 @@ def _guarantees(release: Release, delta: float, *, slack: float) -> list[tuple[f
         raise AccountingError("Composition needs at least two runs.")
     left = (surplus(release, delta) - slack) * _BELOW
     if not release.stated:
-        share = left / len(release.known)
+        share = _require_representable(left / len(release.known), "share of each run")
         parts = [(single_run(t, release.relation).epsilon(share), share) for t in release.trajectories]
     elif release.known:
+        _require_representable(left, "share of the known runs")
         parts = [(joint_release(release.trajectories, release.relation).epsilon(left), left)]
         parts += [(stated.stated_epsilon, stated.stated_delta) for stated in release.stated.values()]
     else:
         more = left / len(release.stated)
         parts = [(s.epsilon(s.stated_delta + more), s.stated_delta + more) for s in release.stated.values()]
     if not all(math.isfinite(epsilon) for epsilon, _ in parts):
-        raise AccountingError(no_finite_epsilon(release))
+        raise AccountingError(no_finite_epsilon(release.runs))
     return parts
 
 
-def no_finite_epsilon(release: Release) -> str:
+def _require_representable(share: float, what: str) -> float:
+    if share < LEAST_DELTA:
+        raise AccountingError(
+            f"Composition splits the delta asked for, and its {what} would be below {LEAST_DELTA:g}, the least that "
+            "is computed with; ask for a larger delta."
+        )
+    return share
+
+
+def no_finite_epsilon(runs: Iterable[Run]) -> str:
     """Why there is none, as a sentence."""
     silent = [
         run.name
-        for run in release.runs
+        for run in runs
         if run.trajectory and any(segment.noise_multiplier == 0 for segment in run.trajectory.segments)
     ]
     if silent:

@@ -32,7 +32,7 @@ def sentence(where: str, error: ValidationError, fields: Mapping[str, Any]) -> s
         return f"{where}: the field {subject} is missing."
     if fault["type"] == "value_error":
         return f"{where}: {subject} {message}." if subject else f"{where}: {message}."
-    if fault["type"] == "string_pattern_mismatch" and "[key]" in fault["loc"]:
+    if fault["type"] == "string_pattern_mismatch" and "A-Za-z0-9" in fault["msg"]:
         message = "should be a name of letters, digits, dots, hyphens and underscores, at most 63"
     if fault["type"] in ("model_type", "model_attributes_type", "dict_type"):
         message = "should be a mapping of its fields"
@@ -47,7 +47,12 @@ def _place(location: tuple[int | str, ...], fields: Mapping[str, Any]) -> tuple[
     """The field, and whose it is: (`steps`, ` of segment a0 of run a`)."""
     parts = [part for part in location if part not in _SKIPPED]
     owner = ""
-    if len(parts) > 1 and parts[0] == "runs":
+    if len(parts) > 1 and parts[0] == "releases" and isinstance(parts[1], int):
+        number, parts = f"release number {parts[1] + 1}", parts[2:]
+        if not parts:
+            return number, ""
+        owner = f" of {number}"
+    elif len(parts) > 1 and parts[0] == "runs":
         run, rest = str(parts[1]), parts[2:]
         if not rest:
             return f"run {run}", ""

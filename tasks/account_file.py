@@ -1,4 +1,4 @@
-"""The calculator's input: runs, a release or a budget, read from a YAML or JSON file and checked at the door.
+"""The calculator's input: runs, and a release, several releases or a budget, read from a YAML or JSON file.
 
 The JSON Schema is published in `infra/schemas/account.json` (written by `python -m tasks.account_file`).
 """
@@ -14,20 +14,25 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, WithJs
 
 from accounting.errors import InvalidInput
 from accounting.profile import require_simplex
-from infra.documents import Document, Relation
+from infra.documents import Relation
+from infra.strict_document import Document
 from tasks.account_errors import sentence
 from tasks.plain_yaml import json_text, read_mapping
 
 MOST_STEPS = 10**9  # catches a slipped exponent
 MOST_RUNS = 1000
+MOST_RELEASES = 1000
 FARTHEST = 1e30  # magnitudes beyond are slips too; products of several stay within floating point
 
 RunName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 SegmentId = Annotated[str, Field(min_length=1, max_length=200, pattern=r"\S")]
 Positive = Annotated[float, Field(gt=0, ge=1e-30, le=FARTHEST)]
 Weight = Annotated[float, Field(ge=0, le=1)]
+RegionName = RunName  # written alike
 MechanismName = Literal["linear_combination", "random_selection", "mixture"]
 MECHANISMS: tuple[MechanismName, ...] = ("linear_combination", "random_selection", "mixture")
+
+RELEASE_KINDS = ("linear_combination", "random_selection", "joint")
 
 
 def _infinity(value: object) -> object:
@@ -42,8 +47,8 @@ Lipschitz = Annotated[
 ]
 
 
-def _exactly_one(*names: str) -> ConfigDict:
-    return ConfigDict(json_schema_extra={"oneOf": [{"required": [name]} for name in names]})
+def _exactly_one(*names: str, **more: Any) -> ConfigDict:
+    return ConfigDict(json_schema_extra={"oneOf": [{"required": [name]} for name in names], **more})
 
 
 class ParentEntry(Document):
@@ -131,12 +136,11 @@ class ReleaseEntry(Document):
         ),
     ] = 0.0
 
-    model_config = _exactly_one("linear_combination", "random_selection", "joint")
+    model_config = _exactly_one(*RELEASE_KINDS)
 
     @property
     def kind(self) -> str:
-        kinds = ("linear_combination", "random_selection", "joint")
-        return next(name for name in kinds if getattr(self, name) is not None)
+        return next(name for name in RELEASE_KINDS if getattr(self, name) is not None)
 
     @property
     def weights(self) -> dict[str, float] | None:
@@ -150,13 +154,39 @@ class ReleaseEntry(Document):
 
     @model_validator(mode="after")
     def _one_kind(self) -> ReleaseEntry:
-        kinds = [self.linear_combination, self.random_selection, self.joint]
-        if sum(kind is not None for kind in kinds) != 1:
+        if sum(getattr(self, name) is not None for name in RELEASE_KINDS) != 1:
             raise ValueError("needs exactly one of linear_combination, random_selection and joint")
         if self.fresh_noise and self.linear_combination is None:
             raise ValueError("may name fresh_noise only beside linear_combination")
         if self.joint is not None and len(set(self.joint)) != len(self.joint):
             raise ValueError("names a run twice in joint; name each run once")
+        return self
+
+
+class PastReleaseEntry(ReleaseEntry):
+    """One of several releases from the same records: where to, and what was drawn where that is known."""
+
+    region: RegionName
+    drawn: Annotated[
+        RunName | None,
+        Field(description="the run that random_selection drew; left out where the draw is still to come"),
+    ] = None
+
+    model_config = _exactly_one(*RELEASE_KINDS, dependentRequired={"drawn": ["random_selection"]})
+
+    @model_validator(mode="after")
+    def _drawn_by_a_draw(self) -> PastReleaseEntry:
+        if self.drawn is None:
+            return self
+        if self.random_selection is None:
+            raise ValueError("may name drawn only beside random_selection; nothing else is drawn")
+        if self.drawn not in self.random_selection:
+            known = ", ".join(self.random_selection)
+            raise ValueError(
+                f"names {self.drawn} as drawn, which is not among its random_selection ({known})"
+            )
+        if self.random_selection[self.drawn] == 0:
+            raise ValueError(f"names {self.drawn} as drawn, whose weight is 0, so that it cannot have been")
         return self
 
 
@@ -174,37 +204,61 @@ class BudgetEntry(Document):
 
 
 class AccountFile(Document):
-    """Input of `remerge account`: what was trained, and what is released or allowed."""
+    """Input of `remerge account`: what was trained, and what is released, was released, or is allowed."""
 
     neighboring_relation: Relation
     delta: Annotated[float, Field(gt=0, ge=1e-300, lt=1)]
     mechanisms: Annotated[tuple[MechanismName, ...], Field(min_length=1)] = MECHANISMS
     runs: Annotated[dict[RunName, RunEntry], Field(min_length=1, max_length=MOST_RUNS)]
     release: ReleaseEntry | None = None
+    releases: Annotated[
+        tuple[PastReleaseEntry, ...] | None,
+        Field(min_length=1, max_length=MOST_RELEASES, description="all from the same records, in any order"),
+    ] = None
     budget: BudgetEntry | None = None
+
+    model_config = ConfigDict(json_schema_extra={"not": {"required": ["release", "releases"]}})
 
     @model_validator(mode="after")
     def _names_fit(self) -> AccountFile:
         if len(set(self.mechanisms)) != len(self.mechanisms):
             raise ValueError("mechanisms names a mechanism twice; name each once")
-        if self.release and self.release.weights is not None:
+        if self.release is not None and self.releases is not None:
+            raise ValueError("has both release and releases; keep release for bounds, or releases for ledger")
+        if self.release is not None:
+            self._fits("release", self.release)
+        for number, entry in enumerate(self.releases or (), start=1):
+            self._fits(f"release number {number}", entry)
+        return self
+
+    def _fits(self, place: str, release: ReleaseEntry) -> None:
+        """Refuse weights off the simplex, and runs that are unknown or not known well enough."""
+        if release.weights is not None:
             try:
-                require_simplex(tuple(self.release.weights.values()))
+                require_simplex(tuple(release.weights.values()))
             except InvalidInput as error:
                 text = error.message.rstrip(".")
-                raise ValueError(f"release.{self.release.kind}: {text[0].lower()}{text[1:]}") from None
-        for name in self.release.names if self.release else ():
+                field = f"{place}.{release.kind}" if place == "release" else f"{release.kind} of {place}"
+                raise ValueError(f"{field}: {text[0].lower()}{text[1:]}") from None
+        for name in release.names:
             if name not in self.runs:
                 raise ValueError(
-                    f"release names the run {name}, which is not among runs ({', '.join(self.runs)})"
+                    f"{place} names the run {name}, which is not among runs ({', '.join(self.runs)})"
                 )
-            if self.release and self.release.linear_combination and self.runs[name].stated:
+            if not self.runs[name].stated:
+                continue
+            if isinstance(release, PastReleaseEntry):
                 raise ValueError(
-                    f"release.linear_combination names the run {name}, of which only a stated guarantee is "
+                    f"{place} names the run {name}, of which only a stated guarantee is known; cumulative "
+                    "figures count executed steps, so give its segments, or leave the release out and add the "
+                    "stated epsilon and delta to the answer by basic composition"
+                )
+            if release.linear_combination:
+                raise ValueError(
+                    f"{place}.linear_combination names the run {name}, of which only a stated guarantee is "
                     "known; such a run may take part in random_selection and in joint, which covers every "
                     "merge of the runs"
                 )
-        return self
 
 
 def load_account_file(path: Path | str) -> AccountFile:

@@ -9,7 +9,7 @@ from accounting.budget import NeighboringRelation
 from accounting.errors import InvalidInput
 from accounting.profile import StatedProfile
 from accounting.trajectory import ParentStep, Segment, Trajectory
-from tasks.account_file import AccountFile, SegmentEntry
+from tasks.account_file import AccountFile, ReleaseEntry, SegmentEntry
 
 _NO_DELTA = 1e-300  # a guarantee at delta 0 also holds with this delta
 
@@ -91,18 +91,24 @@ def release_of(file: AccountFile, runs: Mapping[str, Run], where: str) -> Releas
         InvalidInput: the file describes none.
     """
     if file.release is None:
+        instead = " `remerge account ledger` reads releases." if file.releases else ""
         raise InvalidInput(
             f"{where}: the field release is missing; say what is released, for example "
-            f"release: {{random_selection: {{{next(iter(runs))}: 1}}}}."
+            f"release: {{random_selection: {{{next(iter(runs))}: 1}}}}.{instead}"
         )
-    weights = file.release.weights
-    names = file.release.names if weights is None else [name for name in weights if weights[name] > 0]
+    return described(file.release, runs, NeighboringRelation(file.neighboring_relation))
+
+
+def described(entry: ReleaseEntry, runs: Mapping[str, Run], relation: NeighboringRelation) -> Release:
+    """The release that an entry of the file describes; runs of weight 0 are dropped."""
+    weights = entry.weights
+    names = entry.names if weights is None else [name for name in weights if weights[name] > 0]
     return Release(
-        kind=file.release.kind,
+        kind=entry.kind,
         runs=tuple(runs[name] for name in names),
         weights=None if weights is None else tuple(weights[name] for name in names),
-        relation=NeighboringRelation(file.neighboring_relation),
-        fresh_noise=file.release.fresh_noise,
+        relation=relation,
+        fresh_noise=entry.fresh_noise,
     )
 
 

@@ -258,6 +258,114 @@ def test_a_wrong_file_is_one_sentence(
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("releases", "sentence"),
+    [
+        ("", "the field releases is missing; list what was released"),
+        ("release: {joint: [a]}", "list what was released, for example releases: [{region: eu, joint: [a]}]"),
+        ("releases: []", "releases should not be empty"),
+        ("releases: {region: eu, joint: [a]}", "releases should be a list, but a mapping was given"),
+        ("release: {joint: [a]}\nreleases: [{region: eu, joint: [a]}]", "has both release and releases"),
+        ("releases: [{joint: [a]}]", "the field region of release number 1 is missing"),
+        ("releases: [{region: e u, joint: [a]}]", "region of release number 1 should be a name of letters"),
+        ("releases: [{region: eu}]", "release number 1 needs exactly one of"),
+        ("releases: [{region: eu, join: [a]}]", "unknown field join of release number 1; check its spelling"),
+        ("releases: [7]", "release number 1 should be a mapping of its fields, but 7 was given"),
+        (
+            "releases: [{region: eu, joint: [a]}, {region: us, joint: [d]}]",
+            "release number 2 names the run d, which is not among runs (a, b, c)",
+        ),
+        (
+            "releases: [{region: eu, random_selection: {a: 0.5, b: 0.5}, drawn: c}]",
+            "release number 1 names c as drawn, which is not among its random_selection (a, b)",
+        ),
+        (
+            "releases: [{region: eu, random_selection: {a: 1, b: 0}, drawn: b}]",
+            "release number 1 names b as drawn, whose weight is 0",
+        ),
+        (
+            "releases: [{region: eu, linear_combination: {a: 0.5, b: 0.5}, drawn: a}]",
+            "release number 1 may name drawn only beside random_selection",
+        ),
+        ("releases: [{region: eu, joint: [a], drawn: a}]", "may name drawn only beside random_selection"),
+        (
+            "releases: [{region: eu, random_selection: {a: 0.5, b: 0.4}}]",
+            "random_selection of release number 1: weights must sum to 1, but they sum to 0.9",
+        ),
+        (
+            "releases: [{region: eu, joint: [a]}, {region: eu, joint: [a, c]}]",
+            "release number 2 names the run c, of which only a stated guarantee is known",
+        ),
+    ],
+)
+def test_a_wrong_list_of_releases_is_one_sentence(
+    releases: str, sentence: str, remerge: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    segment = "steps: 20, noise_multiplier: 16, max_grad_norm: 1, learning_rate: 1, expected_batch_size: 60"
+    path = tmp_path / "wrong.yaml"
+    path.write_text(
+        "neighboring_relation: replace_one\ndelta: 1e-5\nruns:\n"
+        f"  a: {{segments: [{{id: a0, {segment}}}]}}\n  b: {{segments: [{{id: b0, {segment}}}]}}\n"
+        f"  c: {{stated: {{epsilon: 1, delta: 1e-6}}}}\n{releases}\n"
+    )
+    for flags in ((), ("--json",)):
+        status, shown, error = remerge("ledger", path, *flags)
+        assert (status, shown) == (1, "")
+        assert error.startswith(f"Error: {path}")
+        assert sentence in error
+        assert error.count("\n") == 1
+
+
+def test_each_command_names_the_one_that_reads_the_other_field(
+    remerge: Callable[..., tuple[int, str, str]],
+) -> None:
+    for command, example, hint in [
+        ("bounds", "many-releases.yaml", "`remerge account ledger` reads releases"),
+        ("ledger", "two-runs.yaml", "`remerge account bounds` reads release"),
+    ]:
+        status, shown, error = remerge(command, ROOT / "docs/examples" / example)
+        assert (status, shown) == (1, "")
+        assert hint in error
+
+
+def test_one_release_in_the_ledger_costs_what_bounds_says(ask: Callable[..., dict[str, Any]]) -> None:
+    full, sampled = run_of("a", 16), run_of("p", 1.0, 50, sampling_probability=0.01)
+    kept = run_of("c", 16, update_lipschitz=1.0)
+    other = run_of("d", 32, update_lipschitz=1.0)
+    runs = {"a": full, "p": sampled, "c": kept, "d": other}
+    for release, bound in [
+        ({"joint": ["a", "p"]}, "joint"),
+        ({"joint": ["a", "c"]}, "joint"),
+        ({"random_selection": {"a": 0.25, "p": 0.75}}, "random_selection_pld"),
+        ({"linear_combination": {"c": 0.25, "d": 0.75}}, "shifted"),
+        ({"linear_combination": {"c": 0.25, "d": 0.75}, "fresh_noise": 1e-4}, "shifted"),
+        ({"linear_combination": {"a": 0.5, "d": 0.5}}, "generic"),
+    ]:
+        single = ask("bounds", file_of(runs, release=release))
+        told = ask("ledger", file_of(runs, releases=[{"region": "eu", **release}]))
+        assert single["certified"]["bound"] == bound
+        assert told["epsilon"] == pytest.approx(single["certified"]["epsilon"], rel=1e-9)
+        assert told["by_region"] == {"eu": told["epsilon"]}
+        assert told["releases"] == [{"region": "eu", "epsilon": told["epsilon"], **release}]
+
+
+def test_cumulative_figures_on_the_screen(remerge: Callable[..., tuple[int, str, str]]) -> None:
+    example = ROOT / "docs/examples/many-releases.yaml"
+    exact = json.loads(remerge("ledger", example, "--json")[1], parse_constant=pytest.fail)
+    status, shown, error = remerge("ledger", example)
+    assert (status, error) == (0, "")
+    number = float(re.search(r"have epsilon ([0-9.]+) at delta", shown)[1])  # type: ignore[index]
+    assert exact["epsilon"] <= number <= exact["epsilon"] * (1 + 1e-3)
+    assert exact["epsilon"] == pytest.approx(gaussian_epsilon(exact["mu"], "1e-5"), rel=1e-9)
+    rows = {row[0]: row[1:] for line in shown.splitlines() if len(row := re.findall(r"[^│]+", line)) == 4}
+    figures = {name.strip(): float(cells[1]) for name, cells in rows.items() if cells[1].strip()[0].isdigit()}
+    expected = {**exact["by_region"], "all regions (colluding)": exact["epsilon"]}
+    for name, value in expected.items():
+        assert value <= figures[name] <= value * (1 + 1e-3)
+    for texts in (exact["assumptions"], *exact["further_assumptions"].values()):
+        assert all(text in shown for text in texts)
+
+
 def test_what_cannot_be_read_or_written_or_solved_is_one_sentence(
     remerge: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
@@ -316,9 +424,9 @@ def test_it_starts_no_framework() -> None:
         "heavy = {'torch', 'prefect', 'mlflow', 'boto3', 'botocore', 'opacus', 'matplotlib'}\n"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
-    for command in ("bounds", "solve"):
+    for command, name in [("bounds", "two-runs"), ("solve", "two-runs"), ("ledger", "many-releases")]:
         shown = subprocess.run(
-            [sys.executable, "-c", program, command, str(ROOT / "docs/examples/two-runs.yaml")],
+            [sys.executable, "-c", program, command, str(ROOT / f"docs/examples/{name}.yaml")],
             capture_output=True,
             text=True,
             check=True,

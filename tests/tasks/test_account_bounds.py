@@ -110,10 +110,18 @@ def test_compositions_are_those_of_the_theorems() -> None:
     assert epsilon(found, "joint") < epsilon(found, "basic_composition")
 
 
-@pytest.mark.parametrize("delta", [1e-300, 1e-20, 1e-5, 0.5])
+@pytest.mark.parametrize("delta", [1e-299, 1e-20, 1e-5, 0.5])
 def test_advanced_composition_reaches_every_delta(delta: float) -> None:
     found = account("joint", known("a", 160), known("b", 320), known("c", 200), delta=delta)
     assert epsilon(found, "advanced_composition") >= epsilon(found, "joint")
+
+
+def test_composition_does_not_split_the_least_delta() -> None:
+    found = account("joint", known("a", 160), known("b", 320), delta=1e-300)
+    assert epsilon(found, "joint") > 0
+    for name, what in (("basic_composition", "share of each run"), ("advanced_composition", "slack")):
+        assert found.lines[name].epsilon is None
+        assert f"its {what} would be below 1e-300" in str(found.lines[name].reason)
 
 
 def test_stated_guarantees_add_to_the_joint_release_of_the_known_runs() -> None:
