@@ -113,6 +113,10 @@ def policy_set(
     neighboring_relation: Annotated[
         str, typer.Option(help="replace_one, add_or_remove_one or replace_special")
     ] = "replace_one",
+    effective_at: Annotated[
+        str | None,
+        typer.Option(help="when it takes effect, for example 2027-01-01T00:00:00Z; default: now"),
+    ] = None,
     grace_hours: Annotated[float, typer.Option(help="how long the old model may still be read")] = 0.0,
     author: Annotated[str | None, typer.Option(help="who sets it; default: your user name")] = None,
     reason: Annotated[str, typer.Option(help="why, for the record")] = "",
@@ -141,6 +145,8 @@ def policy_set(
         "author": author or getpass.getuser(),
         "reason": reason,
     }
+    if effective_at is not None:
+        fields["effective_at"] = effective_at
     if mechanism:
         fields["mechanisms"] = mechanism
     policy = set_policy(
@@ -149,6 +155,19 @@ def policy_set(
     run = announce_policy(Settings(), policy, wait=wait, console=out)
     if run is not None:
         print_outcome(out, Settings(), policy, run)
+
+
+@app.command()
+def reconcile(
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="wait for the runs that it starts to end")
+    ] = True,
+) -> None:
+    """Start what a lost event missed, and mend what a killed process left. Prefect does it every five minutes."""
+    from flows.commands import reconcile_now
+
+    if not reconcile_now(Settings(), wait=wait, console=out):
+        raise typer.Exit(1)
 
 
 @policy_app.command("show")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,12 @@ def announce_policy(settings: Settings, policy: Policy, *, wait: bool, console: 
         FlowFailed: with the flow's sentence.
     """
     services = open_services(settings)
+    if policy.effective_at > datetime.now(UTC):
+        console.print(
+            f"It takes effect at {policy.effective_at:%Y-%m-%d %H:%M:%S} UTC; the flow reconcile starts it then.",
+            highlight=False,
+        )
+        return None
     event_id = emit_policy_changed(services.orchestrator, policy)
     if not wait:
         console.print(f"Event {event_id} is on its way; see `remerge status`.", highlight=False)
@@ -131,6 +138,35 @@ def announce_policy(settings: Settings, policy: Policy, *, wait: bool, console: 
     ended = wait_for_policy(services, policy, event_id, console)
     _require_success(ended)
     return ended
+
+
+def reconcile_now(settings: Settings, *, wait: bool, console: Console) -> bool:
+    """One round of reconcile in this process; the runs that it starts are Prefect's.
+
+    Returns:
+        Whether every region could be judged, and every run that was waited for ended well.
+
+    Raises:
+        StackDown: S3 does not answer, or Prefect's worker has ended.
+    """
+    from tasks.reconciling import reconcile_all
+
+    services = open_services(settings)
+    require_worker(settings)
+    reports = reconcile_all(services, datetime.now(UTC))
+    well = True
+    for report in reports:
+        well = well and not report.failed
+        console.print(escape(report.sentence), highlight=False, soft_wrap=True)
+    if not reports:
+        console.print("No region has a policy yet, so there is nothing to reconcile.")
+    for report in reports if wait else []:
+        if report.flow_run_id is not None:
+            run = services.orchestrator.read_flow_run(report.flow_run_id)
+            ended = _wait(services, run, console, f"Re-merging for {report.region}", POLICY_TIMEOUT)
+            console.print(escape(message_of(ended)), highlight=False, soft_wrap=True)
+            well = well and ended.get("state_type") == "COMPLETED"
+    return well
 
 
 def wait_for_policy(services: Services, policy: Policy, event_id: str, console: Console) -> FlowRun:

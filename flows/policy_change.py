@@ -6,6 +6,7 @@ the truth, and every step finds what an earlier attempt at the same release left
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from prefect import flow
@@ -65,10 +66,9 @@ def policy_change(region: str, serial: int, event_id: str | None = None) -> Stat
     try:
         outcome = promote(services, region, serial, provenance)
     except RemergeError as error:
-        kind = "infeasible" if isinstance(error, BudgetInfeasible) else "error"
-        outcome = Outcome(kind=kind, sentence=error.message)
+        outcome = Outcome(kind="error", sentence=error.message)
     note_attempt(services, region, serial, outcome, provenance)
-    if outcome.kind in {"promoted", "superseded"}:
+    if outcome.kind in {"promoted", "superseded", "not_in_effect"}:
         return Completed(message=outcome.sentence)
     return Failed(message=outcome.sentence)
 
@@ -85,11 +85,17 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
     from tasks.live_release import read_live
 
     policy = read_policy(services, region, serial)
-    newest = services.policies.newest(region)
-    if newest is not None and newest.serial > serial:
+    current = services.policies.in_effect(region, datetime.now(UTC))
+    if current is None or current.serial < serial:
+        return Outcome(
+            kind="not_in_effect",
+            sentence=f"Policy {serial} of {region} takes effect at {policy.effective_at:%Y-%m-%d %H:%M:%S} UTC; "
+            "reconcile starts it then.",
+        )
+    if current.serial > serial:
         return Outcome(
             kind="superseded",
-            sentence=f"Policy {serial} of {region} was superseded by policy {newest.serial}; nothing was done.",
+            sentence=f"Policy {serial} of {region} was superseded by policy {current.serial}; nothing was done.",
         )
     manifest = read_portfolio(services, policy)
     release_id = release_id_of(policy, manifest)
@@ -99,11 +105,17 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
         return finish(
             services, manifest, live[2].manifest, f"{region} already serves release {release_id[:12]}."
         )
+    sealed = promotion.sealed_before(services.releases, services.ledger, manifest, release_id)
+    if sealed is not None:  # an earlier attempt got this far and passed its check
+        return go_live(
+            services, manifest, sealed, f"{region} serves release {release_id[:12]}, sealed earlier."
+        )
     earlier = promotion.failed_before(services.ledger, manifest, release_id)
     if earlier is not None:
         return Outcome(
             kind="failed_check",
             release_id=release_id,
+            portfolio=manifest.reference,
             sentence=f"Policy {serial} of {region} already failed its check on public rows (ledger entry "
             f"{earlier.serial} of {manifest.lineage}), and the same release is never tried again: set a policy "
             "with other terms.",
@@ -112,7 +124,11 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
     loaded = load_candidates(services, manifest)
     candidates = accountable(manifest, policy, loaded)
     scores = consult_scores(policy, manifest, candidates, loaded)
-    plan = solve_weights(policy, candidates, scores)
+    try:
+        plan = solve_weights(policy, candidates, scores)
+    except BudgetInfeasible as error:
+        leave_artifact(region, report.infeasible_page(policy, manifest, error.message, provenance))
+        return Outcome(kind="infeasible", portfolio=manifest.reference, sentence=error.message)
 
     def entry(kind: str, draw: Draw | None = None, certificate: bytes | None = None) -> dict[str, Any]:
         return promotion.ledger_fields(
@@ -139,7 +155,9 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
     if not verdict.passed:
         write_ledger(services, entry("failed_check", draw, files[CERTIFICATE]))
         leave_artifact(region, page)
-        return Outcome(kind="failed_check", release_id=release_id, sentence=verdict.reason)
+        return Outcome(
+            kind="failed_check", release_id=release_id, portfolio=manifest.reference, sentence=verdict.reason
+        )
 
     sentence = report.one_sentence(policy, certificate, draw, verdict)
     shown = {**files, "report.md": page.encode()}
@@ -155,15 +173,30 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
         provenance=provenance,
     )
     release = upload_release(services, release, files)
+    return go_live(services, manifest, release, sentence, page)
+
+
+def go_live(
+    services: Services,
+    manifest: PortfolioManifest,
+    release: ReleaseManifest,
+    sentence: str,
+    page: str | None = None,
+) -> Outcome:
+    """Switch the pointer to a sealed release, unless production has gone on to a newer policy."""
+    from tasks import promotion
+
     try:
         switch_pointer(services, release)
     except promotion.Superseded:
         return Outcome(
             kind="superseded",
-            release_id=release_id,
-            sentence=f"{region} already serves a release of a newer policy; this one was not promoted.",
+            release_id=release.release_id,
+            portfolio=manifest.reference,
+            sentence=f"{release.region} already serves a release of a newer policy; this one was not promoted.",
         )
-    leave_artifact(region, page)
+    if page is not None:
+        leave_artifact(release.region, page)
     return finish(services, manifest, release, sentence)
 
 
@@ -175,4 +208,6 @@ def finish(
 
     set_alias(services, release)
     write_ledger(services, live_fields(services.ledger, manifest.lineage, release))
-    return Outcome(kind="promoted", release_id=release.release_id, sentence=sentence)
+    return Outcome(
+        kind="promoted", release_id=release.release_id, portfolio=manifest.reference, sentence=sentence
+    )

@@ -11,7 +11,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 
 from accounting.certificate import Certificate
-from accounting.errors import InvalidInput, RemergeError
+from accounting.errors import RemergeError
 from accounting.plan import Plan
 from accounting.trajectory import Candidate
 from infra.documents import Attempt, Draw, Pointer, Policy, PortfolioManifest, Provenance, ReleaseManifest
@@ -27,6 +27,7 @@ class Outcome:
     kind: str  # as in infra.documents.Attempt.outcome
     sentence: str
     release_id: str | None = None
+    portfolio: str | None = None  # name@serial that was tried
 
 
 def is_transient(_task: Any, _run: Any, state: State[Any]) -> bool:
@@ -47,12 +48,7 @@ step = task(
 @step
 def read_policy(services: Services, region: str, serial: int) -> Policy:
     """The policy named by the event, from the append-only store."""
-    policy = services.policies.read(region, serial)
-    if policy.effective_at > datetime.now(UTC):
-        raise InvalidInput(
-            f"Policy {serial} of {region} takes effect at {policy.effective_at:%Y-%m-%d %H:%M} UTC; run it then."
-        )
-    return policy
+    return services.policies.read(region, serial)
 
 
 @step
@@ -210,6 +206,7 @@ def note_attempt(
         policy_serial=serial,
         outcome=outcome.kind,
         release_id=outcome.release_id,
+        portfolio=outcome.portfolio,
         reason=outcome.sentence,
         at=datetime.now(UTC),
         provenance=provenance,

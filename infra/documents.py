@@ -209,7 +209,7 @@ class LedgerEntry(Document):
 class Provenance(Document):
     """Who started the run that made a release."""
 
-    started_by: Literal["automation", "hand"]
+    started_by: Literal["automation", "reconcile", "hand"]
     automation_id: str | None = None
     automation_name: str | None = None
     event_id: str | None = None
@@ -253,12 +253,13 @@ class Pointer(Document):
 
 
 class Attempt(Document):
-    """How the last attempt at a policy ended; for people, never for decisions."""
+    """How the last attempt at a policy ended: for people; to a decision it is at most a hint that saves a run."""
 
     schema_: Literal["remerge/attempt/1"] = Field("remerge/attempt/1", alias="schema")
     region: Name
     policy_serial: Annotated[int, Field(ge=1)]
-    outcome: Literal["promoted", "failed_check", "infeasible", "superseded", "error"]
+    outcome: Literal["promoted", "failed_check", "infeasible", "superseded", "not_in_effect", "error"]
+    portfolio: str | None = None  # name@serial that was tried; None where it was not found
     release_id: Digest | None
     reason: str
     at: Time

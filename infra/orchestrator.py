@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 from urllib.parse import urlsplit
 
@@ -12,6 +12,7 @@ import httpx
 from accounting.errors import RemergeError
 from infra.settings import LOOPBACK, Connections, StackDown
 
+RECONCILE_TAG = "remerge.reconcile"  # on runs that reconcile started
 TERMINAL = frozenset({"COMPLETED", "FAILED", "CRASHED", "CANCELLED"})
 _PAGE = 200
 _BUSY = {429, 502, 503, 504}  # 503 is also what Prefect says while its SQLite database is locked
@@ -95,7 +96,9 @@ class Orchestrator:
         """All deployments by name, as Prefect's API returns them."""
         return {found["name"]: found for found in self._pages("/deployments/filter", {})}
 
-    def create_flow_run(self, deployment: str, parameters: Mapping[str, Any] | None = None) -> FlowRun:
+    def create_flow_run(
+        self, deployment: str, parameters: Mapping[str, Any] | None = None, *, tags: Sequence[str] = ()
+    ) -> FlowRun:
         """Start a run of a deployment by hand.
 
         Args:
@@ -110,6 +113,7 @@ class Orchestrator:
         body = {
             "parameters": {**found[0]["parameters"], **(parameters or {})},
             "state": {"type": "SCHEDULED"},
+            "tags": list(tags),
         }
         return self._call("POST", f"/deployments/{found[0]['id']}/create_flow_run", json=body)  # type: ignore[no-any-return]
 
@@ -127,6 +131,15 @@ class Orchestrator:
         return [
             run for run in self.runs(deployment) if (run.get("parameters") or {}).get("event_id") == event_id
         ]
+
+    def unended_runs(self, deployment: str) -> list[FlowRun]:
+        """The runs of a deployment that are scheduled, pending or running, newest first."""
+        where = {
+            "deployments": {"name": {"any_": [deployment]}},
+            "flow_runs": {"state": {"type": {"not_any_": sorted(TERMINAL)}}},
+            "sort": "EXPECTED_START_TIME_DESC",
+        }
+        return self._pages("/flow_runs/filter", where)
 
     def wait_for_event(
         self,

@@ -26,6 +26,18 @@ class PolicyStore:
         newest = self.documents.newest(region)
         return newest.document if newest else None
 
+    def in_effect(self, region: str, now: datetime) -> Policy | None:
+        """The policy that holds in a region at a time: the newest of those whose `effective_at` has come.
+
+        A newer policy cancels older ones that were still to come, from the moment that it takes effect itself.
+        None for an unknown region, and before its first policy takes effect.
+        """
+        for serial in range(self.documents.last_serial(region), 0, -1):
+            policy = self.read(region, serial)
+            if policy.effective_at <= now:
+                return policy
+        return None
+
     def read(self, region: str, serial: int) -> Policy:
         """Read one policy.
 
@@ -55,7 +67,8 @@ class PolicyStore:
 
         def build(serial: int, newest: Numbered[Policy] | None) -> Policy:
             policy = Policy.from_fields({**fields, "serial": serial}, "policy")
-            if newest and not new and newest.document.terms() == policy.terms():
+            same = newest and newest.document.terms() == policy.terms()
+            if newest and same and not new and newest.document.effective_at <= policy.effective_at:
                 return newest.document
             return policy
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from datetime import UTC, datetime
 from pathlib import Path
 
 from accounting.certificate import Certificate
@@ -38,13 +39,13 @@ def read_live(releases: ReleaseStore, region: str) -> tuple[Pointer, str, LiveRe
     )
 
 
-def current_policy(services: Services, region: str) -> Policy:
-    """The newest policy of a region.
+def current_policy(services: Services, region: str, now: datetime | None = None) -> Policy:
+    """The policy in effect in a region; before its first one takes effect, that first one to come.
 
     Raises:
         InvalidInput: the region is unknown; the sentence names the known ones.
     """
-    policy = services.policies.newest(region)
+    policy = services.policies.in_effect(region, now or datetime.now(UTC)) or services.policies.newest(region)
     if policy is None:
         known = ", ".join(services.policies.regions()) or "none yet"
         raise InvalidInput(

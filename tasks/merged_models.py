@@ -16,6 +16,8 @@ from tasks.mlflow_server import RegistryRefused, answers, ensure_registered_mode
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+    from infra.documents import ReleaseManifest
+
 ALIAS = "production"
 RELEASE_TAG = "remerge.release_id"
 REGION_TAG = "remerge.region"
@@ -97,3 +99,37 @@ def point_alias(client: MlflowClient, name: str, version: int) -> None:
     require_up(client)
     with answers(f"set the alias {ALIAS} of {name}"):
         client.set_registered_model_alias(name, ALIAS, str(version))
+
+
+def restore_alias(client: MlflowClient, release: ReleaseManifest) -> list[str]:
+    """Let the alias name the live release's version again, wherever it points now.
+
+    Returns:
+        A sentence where it had to be changed; nothing where it was right.
+
+    Raises:
+        RegistryRefused: the version of the live release is gone from MLflow.
+        StackDown: MLflow does not answer.
+    """
+    from mlflow.exceptions import MlflowException
+
+    require_up(client)
+    name, version = release.registered_model, release.registered_version
+    with answers(f"read the versions of {name}"):
+        versions = client.search_model_versions(f"name = '{name}'")
+        mine = [int(v.version) for v in versions if v.tags.get(RELEASE_TAG) == release.release_id]
+    if not mine:
+        raise RegistryRefused(
+            f"Version {version} of {name}, the live release of {release.region}, is gone from MLflow. Production is "
+            "not touched by that; `remerge pull` gives the release, and MLflow's backup its version."
+        )
+    wanted = version if version in mine else min(mine)
+    try:
+        found = int(client.get_model_version_by_alias(name, ALIAS).version)
+    except MlflowException:  # there is no such alias
+        found = None
+    if found == wanted:
+        return []
+    point_alias(client, name, wanted)
+    before = "was missing" if found is None else f"named version {found}"
+    return [f"The alias {ALIAS} of {name} {before}; it names version {wanted} again."]

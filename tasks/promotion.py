@@ -117,6 +117,24 @@ def failed_before(ledger: LedgerStore, manifest: PortfolioManifest, release_id: 
     return ledger.find(manifest.lineage, release_id, "failed_check")
 
 
+def sealed_before(
+    releases: ReleaseStore, ledger: LedgerStore, manifest: PortfolioManifest, release_id: str
+) -> ReleaseManifest | None:
+    """A release that an earlier attempt sealed, after its check, with every file as its manifest says; or None.
+
+    Raises:
+        Corrupted, Missing: the store has lost or changed one of its files.
+        InvalidInput: the ledger does not know it, which no promotion leaves behind.
+    """
+    sealed = releases.find_manifest(release_id)
+    if sealed is None:
+        return None
+    for name, sha256 in sealed.files.items():
+        releases.read_file(release_id, name, sha256)
+    live_fields(ledger, manifest.lineage, sealed)
+    return sealed
+
+
 def live_fields(ledger: LedgerStore, lineage: str, release: ReleaseManifest) -> dict[str, Any]:
     """The ledger's note that a release went live: the intended entry again, under the kind `live`.
 

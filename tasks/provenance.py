@@ -1,9 +1,9 @@
-"""Who started this run: an automation that heard an event, or a hand."""
+"""Who started this run: an automation that heard an event, reconcile, or a hand."""
 
 from __future__ import annotations
 
 from infra.documents import Provenance
-from infra.orchestrator import Orchestrator
+from infra.orchestrator import RECONCILE_TAG, Orchestrator
 
 
 def provenance_of(orchestrator: Orchestrator, flow_run_id: str | None, event_id: str | None) -> Provenance:
@@ -18,7 +18,8 @@ def provenance_of(orchestrator: Orchestrator, flow_run_id: str | None, event_id:
     run = orchestrator.read_flow_run(flow_run_id)
     creator = run.get("created_by") or {}
     if creator.get("type") != "AUTOMATION":
-        return Provenance(started_by="hand", flow_run_id=flow_run_id, flow_run_name=run.get("name"))
+        started_by = "reconcile" if RECONCILE_TAG in (run.get("tags") or ()) else "hand"
+        return Provenance(started_by=started_by, flow_run_id=flow_run_id, flow_run_name=run.get("name"))
     automation_id = str(creator.get("id"))
     return Provenance(
         started_by="automation",

@@ -177,6 +177,27 @@ def decision_page(
     return "\n\n".join(parts) + "\n"
 
 
+def infeasible_page(policy: Policy, manifest: PortfolioManifest, reason: str, provenance: Provenance) -> str:
+    """The Markdown page of a policy that nothing in the portfolio satisfies."""
+    budget = f"epsilon {policy.epsilon:g} at delta {policy.delta:g}, {policy.neighboring_relation}"
+    parts = [
+        f"# Policy {policy.serial} of {policy.region}: infeasible",
+        reason,
+        "Production is as it was.",
+        table(
+            ["what", "value"],
+            [
+                ["budget", budget],
+                ["portfolio", manifest.reference],
+                ["mechanisms allowed", ", ".join(policy.mechanisms)],
+                ["weights chosen by", SELECTION_WORDS[policy.selection]],
+                ["started by", provenance_in_words(provenance)],
+            ],
+        ),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
 def why(plan: Plan) -> str:
     """The reason for the choice, in a sentence."""
     if plan.selection in (VALIDATION, UNACCOUNTED):
@@ -230,7 +251,7 @@ def alternatives_table(plan: Plan) -> str:
 def provenance_in_words(provenance: Provenance) -> str:
     if provenance.started_by == "automation":
         return f"automation {provenance.automation_name}, event {provenance.event_id}"
-    return "hand"
+    return provenance.started_by
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
