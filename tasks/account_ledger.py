@@ -17,6 +17,11 @@ from tasks.account_composition import no_finite_epsilon
 from tasks.account_file import AccountFile, PastReleaseEntry
 from tasks.account_runs import Release, Run, described
 
+CHOSEN_APART = (
+    "What was released there was chosen without looking at parameters that were released elsewhere: a choice made "
+    "by looking at them would tell about them."
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
@@ -25,6 +30,7 @@ class Figure:
     bound: Bound | None
     epsilon: float | None  # nats, finite, an upper bound at the account's delta
     reason: str | None  # a sentence, where there is no epsilon
+    of_some: bool = False  # whether there are other releases, which it leaves out
 
     @property
     def mu(self) -> float | None:
@@ -34,7 +40,9 @@ class Figure:
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What it rests on; nothing where there is no epsilon."""
-        return self.bound.assumptions if self.bound is not None and self.epsilon is not None else ()
+        if self.bound is None or self.epsilon is None:
+            return ()
+        return (*self.bound.assumptions, CHOSEN_APART) if self.of_some else self.bound.assumptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,16 +102,17 @@ def ledger_of(file: AccountFile, runs: Mapping[str, Run], where: str) -> LedgerA
     relation = NeighboringRelation(file.neighboring_relation)
     told = tuple(_told(entry, runs, relation) for entry in file.releases)
     regions = sorted({each.region for each in told})
+
+    def figure(some: Sequence[Told]) -> Figure:
+        return _figure(some, relation, file.delta, of_some=len(some) < len(told))
+
     return LedgerAccount(
         delta=file.delta,
         relation=relation,
         releases=told,
-        alone=tuple(_figure([each], relation, file.delta) for each in told),
-        together=_figure(told, relation, file.delta),
-        by_region={
-            region: _figure([each for each in told if each.region == region], relation, file.delta)
-            for region in regions
-        },
+        alone=tuple(figure([each]) for each in told),
+        together=figure(told),
+        by_region={region: figure([each for each in told if each.region == region]) for region in regions},
     )
 
 
@@ -137,7 +146,7 @@ def _outcomes(release: Release) -> tuple[Outcome, ...]:
     )
 
 
-def _figure(told: Sequence[Told], relation: NeighboringRelation, delta: float) -> Figure:
+def _figure(told: Sequence[Told], relation: NeighboringRelation, delta: float, *, of_some: bool) -> Figure:
     bound = epsilon = reason = None
     try:
         bound = cumulative([each.past for each in told], relation)
@@ -150,4 +159,4 @@ def _figure(told: Sequence[Told], relation: NeighboringRelation, delta: float) -
             )
     except RemergeError as error:
         reason = error.message
-    return Figure(bound=bound, epsilon=epsilon, reason=reason)
+    return Figure(bound=bound, epsilon=epsilon, reason=reason, of_some=of_some)

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from tasks.account_errors import sentence
 from tasks.account_file import AccountFile, account_schema
-from tasks.account_ledger import LedgerAccount, ledger_of
+from tasks.account_ledger import CHOSEN_APART, LedgerAccount, ledger_of
 from tasks.account_ledger_report import ledger_document, ledger_sentences, told_in_words
 from tasks.account_runs import runs_of
 
@@ -114,6 +114,19 @@ def test_two_nearly_equal_averages_tell_both_models() -> None:
     assert "update_lipschitz" not in " ".join(both["assumptions"])
     assert "releases.1" in both["further_assumptions"]
     assert "another merge of them" in " ".join(twice["assumptions"])
+
+
+def test_a_part_of_the_releases_must_not_have_been_chosen_by_the_others() -> None:
+    """us gets a or b by what eu's model looks like: whoever sees us alone learns about eu's model."""
+    sees_eu = [{"region": "eu", "joint": ["a"]}, {"region": "us", "joint": ["b"]}]
+    told = answer(TWO, sees_eu)
+    for name in ("by_region.eu", "by_region.us", "releases.0", "releases.1"):
+        assert told["further_assumptions"][name] == [CHOSEN_APART]
+    assert CHOSEN_APART not in told["assumptions"]
+    one = answer(TWO, sees_eu[:1])
+    assert one["further_assumptions"] == {}
+    one_region = answer(TWO, [release | {"region": "eu"} for release in sees_eu])
+    assert set(one_region["further_assumptions"]) == {"releases.0", "releases.1"}
 
 
 def test_order_of_the_releases_and_spelling_of_zero_weights_change_nothing() -> None:
