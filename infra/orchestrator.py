@@ -42,6 +42,7 @@ class FlowRun(TypedDict, total=False):
     created_by: dict[str, Any] | None  # type AUTOMATION, id, display_value; None: by hand or by its schedule
     start_time: str | None
     end_time: str | None
+    tags: list[str]
 
 
 def message_of(run: FlowRun) -> str:
