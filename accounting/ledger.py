@@ -34,7 +34,7 @@ from accounting.profile import GaussianProfile, PrivacyProfile, require_simplex
 from accounting.random_selection import random_selection_profile
 from accounting.rounding import ULP, root_up, sum_up
 from accounting.shifted_interpolation import shifted
-from accounting.trajectory import Trajectory
+from accounting.trajectory import Trajectory, union_of_segments
 
 SOURCE = (
     "Dong, Roth and Su 2022, corollary 3.3; Zhu, Dong and Wang 2022; joint convexity over the draws to come"
@@ -159,7 +159,7 @@ def _worlds(releases: Sequence[PastRelease]) -> list[tuple[float, tuple[Outcome,
             for outcome in release.possible:
                 share = 1.0 if len(release.possible) == 1 else outcome.probability
                 # Fresh noise is drawn anew by each release, so two such averages are never the same.
-                same: object = (outcome.segment_ids, _key(outcome))
+                same = _key(outcome)
                 name = same if outcome.fresh_noise == 0 else (number, same)
                 is_known = name in key
                 entry = grown.setdefault(key | {name}, ([], known if is_known else (*known, outcome)))
@@ -179,9 +179,9 @@ def _worlds(releases: Sequence[PastRelease]) -> list[tuple[float, tuple[Outcome,
 
 
 def _key(outcome: Outcome) -> object:
-    """Which average it is; None where all runs may be known."""
+    """Which average it is, or where all runs may be known, which steps: a later checkpoint has the same segments."""
     if outcome.weights is None:
-        return None
+        return frozenset((segment.id, segment.steps) for segment in union_of_segments(outcome.runs))
     tips = [run.segments[-1].id for run in outcome.runs]
     lengths = [run.steps for run in outcome.runs]
     return tuple(sorted(zip(tips, lengths, outcome.weights, strict=True)))
