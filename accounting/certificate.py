@@ -19,6 +19,7 @@ from accounting.certificate_parts import (
     MERGE_BOUNDS,
     CandidateReference,
     CertifiedComponent,
+    Cumulative,
     Realised,
     other_bound_of,
     pair_of,
@@ -74,6 +75,7 @@ class Certificate:
     ]  # candidates whose scores the weights may depend on, and which the bound covers
     components: tuple[CertifiedComponent, ...]  # of a mixture
     versions: Mapping[str, str]
+    cumulative: Cumulative | None = None  # of all releases, this one included; None where nobody computed it
 
     def __post_init__(self) -> None:
         for name in ("release_id", "region", "policy_digest", "manifest_digest", "portfolio", "lineage"):
@@ -155,6 +157,10 @@ class Certificate:
         document["versions"] = dict(self.versions)
         document["consulted"] = list(self.consulted)
         document["components"] = [component.to_dict() for component in self.components]
+        if self.cumulative is None:  # left out, so that certificates of before keep their bytes
+            del document["cumulative"]
+        else:
+            document["cumulative"] = fields_to_dict(self.cumulative)
         return document
 
     @staticmethod
@@ -164,7 +170,8 @@ class Certificate:
         Raises:
             InvalidInput: another schema, an unknown or missing field, or a value out of range.
         """
-        values = fields_of(document, "certificate", Certificate, "schema")
+        given = mapping_of("certificate", document)
+        values = fields_of({"cumulative": None, **given}, "certificate", Certificate, "schema")
         if values.pop("schema") != SCHEMA:
             raise InvalidInput(f"This is not a certificate: its schema must be {SCHEMA!r}.")
         values["neighboring_relation"] = parse_relation(values["neighboring_relation"])
@@ -184,6 +191,8 @@ class Certificate:
         }
         if values["realised"] is not None:
             values["realised"] = Realised(**fields_of(values["realised"], "realised", Realised))
+        if values["cumulative"] is not None:
+            values["cumulative"] = Cumulative.from_dict(values["cumulative"])
         values["assumptions"] = tuple(list_of("assumptions", values["assumptions"]))
         components = list_of("components", values["components"])
         values["components"] = tuple(CertifiedComponent.from_dict(entry) for entry in components)
@@ -207,6 +216,7 @@ def build_certificate(
     versions: Mapping[str, str],
     realised: str | None = None,
     merge_rule: str | None = None,
+    cumulative: Cumulative | None = None,
 ) -> Certificate:
     """State a plan's claim for one release.
 
@@ -215,6 +225,7 @@ def build_certificate(
         candidates: references of at least the plan's candidates; others are left out.
         realised: the drawn candidate's or component's name; required for, and only for, a draw among several.
         merge_rule: in words; the mechanism's own by default.
+        cumulative: what all releases of the lineage cost together, this one included.
         release_id, region, policy_digest, policy_serial, manifest_digest, portfolio, lineage, unit, versions:
             copied.
 
@@ -263,6 +274,7 @@ def build_certificate(
         fresh_noise=plan.fresh_noise,
         consulted=plan.consulted,
         components=tuple(CertifiedComponent.of(component) for component in plan.components),
+        cumulative=cumulative,
     )
 
 

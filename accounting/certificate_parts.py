@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from accounting.budget import require_non_negative, require_number, require_open_unit
+from accounting.budget import require_count, require_non_negative, require_number, require_open_unit
 from accounting.documents import fields_of, fields_to_dict, list_of, mapping_of, require_text
 from accounting.errors import InvalidInput
 from accounting.plan import Component, OtherBound, require_weights
@@ -86,6 +86,32 @@ class CertifiedComponent:
     def from_dict(document: object) -> CertifiedComponent:
         values = fields_of(document, "component", CertifiedComponent)
         return CertifiedComponent(**values | {"weights": mapping_of("weights", values["weights"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cumulative:
+    """What all releases from the lineage together cost, this one included: for whoever holds them all."""
+
+    epsilon_all_regions: float  # nats, at `delta`: somebody who holds the releases of every region
+    epsilon_region: float  # nats, at `delta`: somebody who holds those of this region
+    delta: float
+    releases: int  # that were counted, this one included
+    after_ledger_entry: int  # serial of the last ledger entry that was counted; 0 for none
+
+    def __post_init__(self) -> None:
+        require_non_negative("cumulative.epsilon_all_regions", self.epsilon_all_regions)
+        require_non_negative("cumulative.epsilon_region", self.epsilon_region)
+        require_open_unit("cumulative.delta", self.delta)
+        require_count("cumulative.releases", self.releases)
+        serial = self.after_ledger_entry
+        if isinstance(serial, bool) or not isinstance(serial, int) or serial < 0:
+            raise InvalidInput(
+                f"cumulative.after_ledger_entry must be a whole number of at least 0, but {serial!r} was given."
+            )
+
+    @staticmethod
+    def from_dict(document: object) -> Cumulative:
+        return Cumulative(**fields_of(document, "cumulative", Cumulative))
 
 
 def pair_of(value: object) -> tuple[float, float]:

@@ -55,7 +55,7 @@ def recheck(certificate: Certificate, trajectories: Mapping[str, Trajectory]) ->
     for epsilon, delta in certificate.profile:
         _require_holds(bound, epsilon, delta)
     for component in certificate.components:
-        own = _of_component(component, trajectories, certificate)
+        own = component_bound(component, trajectories, certificate)
         _require_holds(own, component.epsilon, certificate.delta)
     if certificate.realised is not None:
         realised = certificate.realised
@@ -63,7 +63,7 @@ def recheck(certificate: Certificate, trajectories: Mapping[str, Trajectory]) ->
         if drawn is None:
             own = single_run(trajectories[realised.candidate], certificate.neighboring_relation)
         else:
-            own = _of_component(drawn, trajectories, certificate)
+            own = component_bound(drawn, trajectories, certificate)
         _require_holds(own, realised.epsilon, realised.delta)
 
 
@@ -91,14 +91,16 @@ def recompute(certificate: Certificate, trajectories: Mapping[str, Trajectory]) 
             return random_selection_rdp_bound(weights, runs, relation, certificate.delta)
         case "mixture" if certificate.components:
             executed_steps(runs, relation)
-            parts = [(c.weight, _of_component(c, trajectories, certificate)) for c in certificate.components]
+            parts = [
+                (c.weight, component_bound(c, trajectories, certificate)) for c in certificate.components
+            ]
             return mixture_bound(parts)
     raise AccountingError(
         f"The bound {certificate.bound!r} cannot be rechecked for the mechanism {certificate.mechanism}."
     )
 
 
-def _of_component(
+def component_bound(
     component: CertifiedComponent, trajectories: Mapping[str, Trajectory], certificate: Certificate
 ) -> Bound:
     """The bound of one merge of a mixture alone."""

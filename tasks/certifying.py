@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 
-from accounting.certificate import Certificate, build_certificate
-from accounting.certificate_parts import CandidateReference
+from accounting.certificate import MERGE_RULES, Certificate, build_certificate
+from accounting.certificate_parts import CandidateReference, Cumulative
 from accounting.plan import Mechanism, Plan
 from infra.documents import Draw, Policy, PortfolioManifest
 from tasks.merging import MERGE_RULE
@@ -15,9 +15,18 @@ PACKAGES = ("remerge", "dp-accounting", "numpy", "scipy", "safetensors")
 
 
 def certify(
-    release_id: str, policy: Policy, manifest: PortfolioManifest, plan: Plan, draw: Draw | None
+    release_id: str,
+    policy: Policy,
+    manifest: PortfolioManifest,
+    plan: Plan,
+    draw: Draw | None,
+    cumulative: Cumulative | None = None,
 ) -> Certificate:
-    """State what a plan claims for one release."""
+    """State what a plan claims for one release.
+
+    Args:
+        cumulative: what all releases of the lineage cost together, this one included, where it was computed.
+    """
     references = {
         record.name: CandidateReference(
             registered_model=record.registered_model,
@@ -43,13 +52,14 @@ def certify(
             **{package: importlib.metadata.version(package) for package in PACKAGES},
         },
         realised=draw.drawn if draw is not None else None,
-        merge_rule=_merge_rule(plan.mechanism),
+        merge_rule=merge_rule(plan.mechanism),
+        cumulative=cumulative,
     )
 
 
-def _merge_rule(mechanism: Mechanism) -> str | None:
-    """How the parameters were made, in words; None for the mechanism's own."""
+def merge_rule(mechanism: Mechanism) -> str:
+    """How the parameters were made, in words."""
     if mechanism is Mechanism.RANDOM_SELECTION:
-        return None
+        return MERGE_RULES[mechanism]
     drawn = "of one component, drawn once with the components' weights as probabilities, "
     return drawn + MERGE_RULE if mechanism is Mechanism.MIXTURE else MERGE_RULE

@@ -1,0 +1,271 @@
+"""Does a certificate hold? Everything in it is compared with the documents, runs and files that it speaks of.
+
+Three layers: documents (digests, names, the policy, the draw, the ledger); the product's own functions, stated anew
+from trajectories and weights (`accounting.restate`); and a second derivation that shares no code with the solver's
+bounds (`accounting.independent`). Nothing is read here: see `tasks.evidence`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from accounting.certificate import Certificate
+from accounting.certificate_parts import Cumulative
+from accounting.checks import Check, compare, failed, not_compared
+from accounting.errors import RemergeError
+from accounting.independent import derive_again
+from accounting.restate import restate
+from accounting.trajectory import Trajectory, segment_to_dict, union_of_segments
+from infra.canonical import canonical_json, digest, sha256_hex
+from infra.documents import Draw, LedgerEntry, Policy, PortfolioManifest, ReleaseManifest
+from infra.releases import CERTIFICATE, DRAW, MODEL
+from tasks import merging
+from tasks.certifying import merge_rule
+from tasks.drawing import drawn_index
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What a certificate is held against; None or empty for what is not at hand."""
+
+    certificate: bytes
+    trajectories: Mapping[str, bytes]  # by candidate name, as stored
+    policy: Policy | None = None
+    portfolio: PortfolioManifest | None = None
+    release: ReleaseManifest | None = None
+    draw: Draw | None = None
+    model: bytes | None = None  # that was released
+    candidates: Mapping[str, bytes] = field(default_factory=dict)  # models by candidate name
+    ledger: tuple[LedgerEntry, ...] | None = None  # of the lineage, its chain checked
+    cumulative: Callable[[Certificate], Cumulative | None] | None = None  # computes the figure anew
+    faults: tuple[Check, ...] = ()  # met while gathering all this
+
+
+def verify(evidence: Evidence) -> list[Check]:
+    """Every comparison that the evidence allows, in the order in which a reader would ask for them."""
+    checks = list(evidence.faults)
+    try:
+        certificate = Certificate.from_dict(json.loads(evidence.certificate))
+    except (RemergeError, ValueError, TypeError) as error:
+        reason = error.message if isinstance(error, RemergeError) else f"It is not JSON ({error})."
+        return [*checks, failed("the certificate can be read", reason)]
+    checks += _of_release(certificate, evidence)
+    checks += _of_policy(certificate, evidence.policy)
+    checks += _of_portfolio(certificate, evidence.portfolio)
+    checks += _of_draw(certificate, evidence)
+    checks += _of_model(certificate, evidence)
+    runs, read = _runs(certificate, evidence.trajectories)
+    checks += read
+    checks += _of_ledger(certificate, evidence, runs)
+    checks += _of_cumulative(certificate, evidence)
+    if len(runs) == len(certificate.candidates):
+        checks += restate(certificate, runs)
+        checks += derive_again(certificate, runs)
+    else:
+        checks.append(failed("numbers", "Without every trajectory no number can be recomputed."))
+    return checks
+
+
+def _of_release(certificate: Certificate, evidence: Evidence) -> list[Check]:
+    named = {"policy": certificate.policy_digest, "portfolio": certificate.manifest_digest}
+    checks = [
+        compare("release_id is the digest of policy and portfolio", certificate.release_id, digest(named))
+    ]
+    release = evidence.release
+    if release is None:
+        return [*checks, not_compared("release manifest", "No manifest.json is at hand.")]
+    checks += [
+        compare(f"{name} of the release manifest", getattr(certificate, name), getattr(release, name))
+        for name in ("release_id", "region", "policy_serial", "policy_digest", "portfolio", "manifest_digest")
+    ]
+    files = {CERTIFICATE: evidence.certificate}
+    files |= {} if evidence.model is None else {MODEL: evidence.model}
+    files |= {} if evidence.draw is None else {DRAW: evidence.draw.content()}
+    checks += [
+        compare(f"digest of {name}", sha256_hex(content), release.files.get(name))
+        for name, content in files.items()
+    ]
+    return checks
+
+
+def _of_policy(certificate: Certificate, policy: Policy | None) -> list[Check]:
+    if policy is None:
+        return [not_compared("policy", "The policy's document is not at hand.")]
+    budget = certificate.budget
+    checks = [
+        compare("digest of the policy", certificate.policy_digest, policy.sha256()),
+        compare("region of the policy", certificate.region, policy.region),
+        compare("serial of the policy", certificate.policy_serial, policy.serial),
+        compare("budget of the policy", (budget.epsilon, budget.delta), (policy.epsilon, policy.delta)),
+        compare(
+            "relation of the policy", certificate.neighboring_relation.value, policy.neighboring_relation
+        ),
+        compare("unit of the policy", certificate.unit, policy.unit),
+        compare("selection of the policy", certificate.selection, policy.selection),
+        compare("mechanism is one the policy allows", certificate.mechanism in policy.mechanisms, True),
+        compare("merge rule", certificate.merge_rule, merge_rule(certificate.mechanism)),
+        compare("fresh noise, which policies never allow", _fresh_noise(certificate), 0.0),
+    ]
+    realised = certificate.realised
+    if realised is not None:
+        checks.append(compare("drawn outcome within the policy's cap", realised.epsilon <= policy.cap, True))
+    return checks
+
+
+def _fresh_noise(certificate: Certificate) -> float:
+    return max([certificate.fresh_noise, *(part.fresh_noise for part in certificate.components)])
+
+
+def _of_portfolio(certificate: Certificate, portfolio: PortfolioManifest | None) -> list[Check]:
+    if portfolio is None:
+        return [not_compared("portfolio manifest", "The portfolio's manifest is not at hand.")]
+    checks = [
+        compare("digest of the portfolio manifest", certificate.manifest_digest, portfolio.sha256()),
+        compare("portfolio", certificate.portfolio, portfolio.reference),
+        compare("lineage", certificate.lineage, portfolio.lineage),
+        compare("unit", certificate.unit, portfolio.unit),
+        compare("relation", certificate.neighboring_relation.value, portfolio.neighboring_relation),
+    ]
+    records = {record.name: record for record in portfolio.candidates}
+    for name, reference in certificate.candidates.items():
+        record = records.get(name)
+        if record is None:
+            checks.append(failed(f"candidate {name}", f"{portfolio.reference} has no such candidate."))
+            continue
+        stated = (reference.registered_model, reference.version)
+        found = (record.registered_model, str(record.version))
+        checks += [
+            compare(f"version of {name}", stated, found),
+            compare(f"model digest of {name}", reference.model_sha256, record.model_sha256),
+            compare(f"trajectory digest of {name}", reference.trajectory_sha256, record.trajectory_sha256),
+        ]
+    return checks
+
+
+def _of_draw(certificate: Certificate, evidence: Evidence) -> list[Check]:
+    outcomes = {part.name: part.weight for part in certificate.components} or dict(certificate.weights)
+    realised, draw = certificate.realised, evidence.draw
+    if realised is None:
+        return [] if draw is None else [failed("draw", "There is a draw, but the certificate names none.")]
+    if draw is None:
+        return [not_compared("draw", "The draw's document is not at hand.")]
+    checks = [
+        compare("release of the draw", certificate.release_id, draw.release_id),
+        compare("weights of the draw", outcomes, draw.weights),
+        compare("drawn outcome", realised.candidate, draw.drawn),
+    ]
+    try:
+        index = drawn_index(draw.point, draw.weights)
+    except (RemergeError, ValueError) as error:
+        return [*checks, failed("outcome at the drawn point", str(error))]
+    at_point = (index, sorted(draw.weights)[index])
+    return [*checks, compare("outcome at the drawn point", (draw.drawn_index, draw.drawn), at_point)]
+
+
+def _of_model(certificate: Certificate, evidence: Evidence) -> list[Check]:
+    """The released parameters are what the candidates and weights make."""
+    checks = [
+        compare(
+            f"digest of the model of {name}", certificate.candidates[name].model_sha256, sha256_hex(content)
+        )
+        for name, content in evidence.candidates.items()
+        if name in certificate.candidates
+    ]
+    what = "released model, merged again"
+    if evidence.model is None:
+        return [*checks, not_compared(what, "The released model is not at hand.")]
+    realised = certificate.realised
+    part = next((p for p in certificate.components if realised and p.name == realised.candidate), None)
+    if part is None and certificate.components:
+        part = certificate.components[0]
+    weights = dict(part.weights if part else certificate.weights)
+    if realised is not None and part is None:
+        weights = {realised.candidate: 1.0}
+    absent = [name for name in weights if name not in evidence.candidates]
+    if absent or evidence.portfolio is None:
+        return [*checks, not_compared(what, "The candidates' models are not at hand.")]
+    order = [record.name for record in evidence.portfolio.candidates if record.name in weights]
+    try:
+        merged = merging.linear_combination(
+            {name: evidence.candidates[name] for name in order}, {name: weights[name] for name in order}
+        )
+    except RemergeError as error:
+        return [*checks, failed(what, error.message)]
+    return [*checks, compare(what, sha256_hex(evidence.model), sha256_hex(merged))]
+
+
+def _runs(certificate: Certificate, stored: Mapping[str, bytes]) -> tuple[dict[str, Trajectory], list[Check]]:
+    runs, checks = {}, []
+    for name, reference in certificate.candidates.items():
+        what = f"trajectory of {name}"
+        if name not in stored:
+            checks.append(
+                failed(what, "It is not at hand: start the stack, or name a folder by --trajectories.")
+            )
+            continue
+        checks.append(compare(f"digest of the {what}", reference.trajectory_sha256, sha256_hex(stored[name])))
+        try:
+            runs[name] = Trajectory.from_dict(json.loads(stored[name]))
+        except (RemergeError, ValueError, TypeError) as error:
+            checks.append(failed(what, error.message if isinstance(error, RemergeError) else str(error)))
+            continue
+        whole, _, _ = certificate.portfolio.partition("@")
+        checks.append(compare(f"portfolio of the {what}", whole, runs[name].portfolio.partition("@")[0]))
+    return runs, checks
+
+
+def _of_ledger(certificate: Certificate, evidence: Evidence, runs: Mapping[str, Trajectory]) -> list[Check]:
+    """The ledger knew of this release before anybody saw it, with the steps that it stands for."""
+    if evidence.ledger is None:
+        return [not_compared("ledger", "The ledger is not at hand.")]
+    mine = sha256_hex(evidence.certificate)
+    entries = [e for e in evidence.ledger if e.release_id == certificate.release_id and e.kind == "intended"]
+    entry = next((e for e in entries if e.certificate_digest == mine), None)
+    if entry is None:
+        reason = "No entry of the ledger was written for this certificate before its model was released."
+        return [failed("ledger entry of this certificate", reason)]
+    outcomes = {part.name: (part.weight, set(part.weights)) for part in certificate.components}
+    if not outcomes and certificate.realised is not None:
+        outcomes = {name: (weight, {name}) for name, weight in certificate.weights.items()}
+    elif not outcomes:
+        outcomes = {"": (1.0, set(certificate.weights))}
+    stated = sorted(
+        (weight, sorted(names | set(certificate.consulted))) for weight, names in outcomes.values()
+    )
+    written = sorted((o.weight, sorted(set(o.candidates))) for o in entry.outcomes)
+    if certificate.selection.startswith("validation"):  # all that was looked at is in every outcome
+        written = [(w, [n for n in names if n in certificate.candidates]) for w, names in written]
+        stated = [(w, sorted(set(names) | set(certificate.candidates))) for w, names in stated]
+        written = [(w, sorted(names)) for w, names in written]
+    drawn = None if certificate.realised is None else certificate.realised.candidate
+    checks = [
+        compare("region of the ledger entry", certificate.region, entry.region),
+        compare("unit of the ledger entry", certificate.unit, entry.unit),
+        compare(
+            "relation of the ledger entry", certificate.neighboring_relation.value, entry.neighboring_relation
+        ),
+        compare("selection of the ledger entry", certificate.selection, entry.selection),
+        compare("drawn outcome in the ledger", drawn, entry.drawn),
+        compare("outcomes in the ledger", stated, written),
+    ]
+    for outcome in entry.outcomes:
+        known = [runs[name] for name in outcome.candidates if name in runs]
+        if len(known) == len(outcome.candidates):
+            steps = [segment_to_dict(segment) for segment in union_of_segments(tuple(known))]
+            same = sorted(map(canonical_json, steps)) == sorted(map(canonical_json, outcome.segments))
+            checks.append(compare(f"steps in the ledger of {', '.join(outcome.candidates)}", same, True))
+    return checks
+
+
+def _of_cumulative(certificate: Certificate, evidence: Evidence) -> list[Check]:
+    what = "cumulative figure"
+    if certificate.cumulative is None:
+        return [not_compared(what, "The certificate states none.")]
+    if evidence.cumulative is None:
+        return [not_compared(what, "It needs the ledger, which is not at hand.")]
+    try:
+        return [compare(what, certificate.cumulative, evidence.cumulative(certificate))]
+    except RemergeError as error:
+        return [failed(what, error.message)]
