@@ -26,7 +26,7 @@ from accounting.averages import (
     on_simplex,
 )
 from accounting.bounds import WEIGHTS_BLIND, WEIGHTS_FREE, Bound
-from accounting.budget import NeighboringRelation, PrivacyBudget
+from accounting.budget import LARGEST_EPSILON, NeighboringRelation, PrivacyBudget
 from accounting.linear_combination import inverse_variance_weights
 from accounting.members import Member, epsilon_within, least_bound
 from accounting.plan import Component, Mechanism, expected_weights
@@ -221,7 +221,7 @@ def _sets(
 ) -> Iterable[Merged]:
     """Averages of runs that only the joint release covers, at a few larger budgets."""
     for ratio in (1.3, 1.8):
-        larger = PrivacyBudget(epsilon=ratio * budget.epsilon, delta=budget.delta)
+        larger = PrivacyBudget(epsilon=min(ratio * budget.epsilon, LARGEST_EPSILON), delta=budget.delta)
         for runs in families(members, larger, relation):
             found = best_set(runs, larger, relation)
             if found is not None:

@@ -218,16 +218,27 @@ class MixtureProfile(PrivacyProfile):
 
     @property
     def smallest_delta(self) -> float:
-        return sum_up(w * p.smallest_delta for w, p in self._members())
+        members = self._members()
+        return min(
+            sum_up(w * p.smallest_delta for w, p in members), max(p.smallest_delta for _, p in members)
+        )
 
     def deltas(self, epsilon: float) -> tuple[float, float]:
         pairs = [(weight, profile.deltas(epsilon)) for weight, profile in self._members()]
-        remove = sum_up(up(weight * pair[0], 1) for weight, pair in pairs)
-        add = sum_up(up(weight * pair[1], 1) for weight, pair in pairs)
-        return min(remove, 1.0), min(add, 1.0)
+        remove, add = (average_up([(weight, pair[i]) for weight, pair in pairs]) for i in (0, 1))
+        return remove, add
 
     def _members(self) -> list[tuple[float, PrivacyProfile]]:
         return [(w, p) for w, p in zip(self.weights, self.profiles, strict=True) if w > 0]
+
+
+def average_up(pairs: Sequence[tuple[float, float]]) -> float:
+    """The average of deltas by weights on the simplex, rounded up, and never above the largest of them.
+
+    Args:
+        pairs: (weight > 0, delta in [0, 1]), at least one.
+    """
+    return min(sum_up(up(weight * delta, 1) for weight, delta in pairs), max(delta for _, delta in pairs))
 
 
 def deltas_at(profiles: Sequence[PrivacyProfile], epsilon: float) -> Array:

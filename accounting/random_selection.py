@@ -14,9 +14,9 @@ from accounting.bounds import INDEX_REVEALED, WEIGHTS_BLIND, Bound, run_assumpti
 from accounting.budget import NeighboringRelation, require_open_unit
 from accounting.errors import InvalidInput
 from accounting.joint_release import executed_steps, single_run
-from accounting.profile import MixtureProfile, PrivacyProfile, require_simplex
+from accounting.profile import MixtureProfile, PrivacyProfile, average_up, require_simplex
 from accounting.rdp import RdpProfile, order_grid, rdp_profile, rdp_values
-from accounting.rounding import ULP, sum_up, up
+from accounting.rounding import ULP
 from accounting.selection_program import maximise
 from accounting.trajectory import Trajectory
 
@@ -208,5 +208,4 @@ def _to_weights(solution: dict[int, Fraction], count: int) -> Array:
 
 def _expected_up(weights: Array, row: Array) -> float:
     """As `MixtureProfile` computes it: the certified number must not differ from the solved one."""
-    used = np.flatnonzero(weights)
-    return min(sum_up(up(float(weights[j] * row[j]), 1) for j in used), 1.0)
+    return average_up([(float(weights[j]), float(row[j])) for j in np.flatnonzero(weights)])

@@ -27,6 +27,7 @@ Array = NDArray[np.float64]
 _LEAST_ORDER = 1.01  # below, the conversion is unstable and never useful
 _LAST_ORDER_CLOSED_FORM = 1e9
 _LAST_ORDER_POISSON = 4096
+_LEAST_NOISE = 1e-100  # of Poisson steps: no order has a finite value below
 _SLACK = 1e-10  # relative; the library's series are good to about 1e-12
 
 
@@ -132,6 +133,8 @@ def order_grid(upper: float, *, whole: bool) -> Array:
 
 @lru_cache(maxsize=256)
 def _poisson_values(groups: tuple[PoissonGroup, ...], orders: tuple[float, ...]) -> Array:
+    if any(group.noise_multiplier < _LEAST_NOISE for group in groups):  # the library divides by its square
+        return np.full(len(orders), np.inf)
     accountant = RdpAccountant(list(orders), dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
     with _without_warnings():
         for group in groups:

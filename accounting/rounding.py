@@ -21,7 +21,10 @@ def sum_up(values: Iterable[float]) -> float:
     Raises:
         AccountingError: a number is NaN or negative, which no bound may be built on.
     """
-    total = math.fsum(values)
+    try:
+        total = math.fsum(values)
+    except OverflowError:  # larger than any double
+        return math.inf
     if not total >= 0:
         raise AccountingError("A figure of this bound is not a number; check the runs' settings.")
     return math.nextafter(total, math.inf) if total > 0 else 0.0

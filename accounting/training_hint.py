@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import cache
 
 from accounting import gaussian
 from accounting.budget import NeighboringRelation, PrivacyBudget
@@ -18,6 +19,10 @@ _SMALLEST, _LARGEST = 1e-3, 1e9
 def training_hint(budget: PrivacyBudget, reference: Trajectory, relation: NeighboringRelation) -> str:
     """In words: the noise multiplier that brings the reference's recipe within the budget."""
     needed = noise_multiplier_needed(budget, reference, relation)
+    if needed is None and not _resolved(budget, reference, relation):
+        return (
+            "ask for a larger delta: this one is too small for the accounting of Poisson sampling to resolve"
+        )
     if needed is None:
         return "train candidates for fewer steps, or ask for a larger epsilon or delta"
     steps = f"{reference.steps} steps" if reference.steps > 1 else "its single step"
@@ -33,34 +38,49 @@ def noise_multiplier_needed(
         Rounded up and checked by evaluating the run's bound; None where no multiplier up to 1e9 is enough.
     """
 
-    def fits(noise_multiplier: float) -> bool:
+    @cache
+    def excess(noise_multiplier: float) -> float:
+        """log of the run's epsilon over the budget's: nearly linear in the logarithm of the noise."""
         segments = tuple(replace(s, noise_multiplier=noise_multiplier) for s in reference.segments)
         bound = single_run(replace(reference, segments=segments), relation)
         try:
-            return bound.epsilon(budget.delta) <= budget.epsilon
-        except AccountingError:
-            return False
+            return math.log(max(min(bound.epsilon(budget.delta), 1e300), 1e-300) / budget.epsilon)
+        except AccountingError:  # this delta is too small to be resolved
+            return math.inf
+
+    def fits(noise_multiplier: float) -> bool:
+        return excess(noise_multiplier) <= 0
 
     guess = _first_guess(budget, reference, relation)
-    low, high, factor = guess, guess, 1.01
+    low, high, factor = guess, guess, 1.05
     while not fits(high):
-        low, high, factor = high, high * factor, factor * factor
+        low, high, factor = high, high * factor, factor**3
         if high > _LARGEST:
             return None
-    if low == high:
-        while low > _SMALLEST and fits(low):
-            low, high, factor = low / factor, low, factor * factor
+    while low > _SMALLEST and fits(low):
+        low, high, factor = low / factor, low, factor**3
     while high / low > 1 + 10.0**-_DIGITS:
-        middle = math.sqrt(low * high)
-        if fits(middle):
-            high = middle
-        else:
-            low = middle
+        # The secant in the logarithms, kept a little inside the bracket; the middle where there is none.
+        rise, fall = excess(low), -excess(high)
+        share = rise / (rise + fall) if math.isfinite(rise) and rise + fall > 0 else 0.5
+        share = min(max(share, 0.02), 0.98)
+        middle = low * (high / low) ** share
+        for tried in (middle, middle * (1 + 0.5 * 10.0**-_DIGITS), middle / (1 + 0.5 * 10.0**-_DIGITS)):
+            if low < tried < high:
+                low, high = (low, tried) if fits(tried) else (tried, high)
     scale = 10.0 ** (math.floor(math.log10(high)) - _DIGITS + 1)
     rounded = math.ceil(high / scale) * scale
     while not fits(float(f"{rounded:.{_DIGITS}g}")):
         rounded += scale
     return float(f"{rounded:.{_DIGITS}g}")
+
+
+def _resolved(budget: PrivacyBudget, reference: Trajectory, relation: NeighboringRelation) -> bool:
+    try:
+        single_run(reference, relation).epsilon(budget.delta)
+    except AccountingError:
+        return False
+    return True
 
 
 def _first_guess(budget: PrivacyBudget, reference: Trajectory, relation: NeighboringRelation) -> float:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from accounting.budget import NeighboringRelation, PrivacyBudget
+from accounting.budget import LARGEST_EPSILON, LEAST_EPSILON, NeighboringRelation, PrivacyBudget
 from accounting.errors import RemergeError
 from accounting.frontier import Point, frontier
 from accounting.plan import Mechanism
@@ -41,7 +41,7 @@ def frontier_of(
             budget.delta,
             relation,
             mechanisms,
-            [ratio * budget.epsilon for ratio in RATIOS],
+            [e for ratio in RATIOS if LEAST_EPSILON <= (e := ratio * budget.epsilon) <= LARGEST_EPSILON],
             selection=selection,
             realised_epsilon_cap=cap,
             allow_fresh_noise=fresh_noise,

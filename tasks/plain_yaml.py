@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Hashable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import yaml
 
@@ -86,7 +86,18 @@ def _named(value: Any) -> Any:
 
 
 class _Yaml(yaml.SafeLoader):
-    """Safe YAML that also refuses a key given twice, and reads 1e-5 as the number it looks like."""
+    """Safe YAML that also refuses a key given twice, and reads numbers as they look, as YAML 1.2 and JSON do.
+
+    PyYAML follows YAML 1.1, where 0100 is 64, 1:40 is 100, 1e-5 and -.5 are texts and a name `no` is a boolean. Here
+    what is not plainly a number, or `true` or `false`, is a text, which a field that wants a number refuses.
+    """
+
+    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {
+        first: [
+            (tag, pattern) for tag, pattern in rules if tag.rpartition(":")[2] not in ("int", "float", "bool")
+        ]
+        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
 
 def _mapping_without_duplicates(loader: _Yaml, node: yaml.MappingNode) -> dict[Hashable, Any]:
@@ -106,9 +117,14 @@ def _mapping_without_duplicates(loader: _Yaml, node: yaml.MappingNode) -> dict[H
 
 
 _Yaml.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_without_duplicates)
-# PyYAML follows YAML 1.1, where a float needs a dot, so that 1e-5 would be a text.
-_Yaml.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
-)
+for _name, _pattern, _first in (
+    ("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
+    ("int", r"^[-+]?(?:0|[1-9][0-9]*)$", "-+0123456789"),
+    (
+        "float",
+        r"^(?:[-+]?(?:(?:0|[1-9][0-9]*)\.[0-9]*|\.[0-9]+|(?:0|[1-9][0-9]*)(?=[eE]))(?:[eE][-+]?[0-9]+)?"
+        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$",
+        "-+.0123456789",
+    ),
+):
+    _Yaml.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(_pattern), list(_first))

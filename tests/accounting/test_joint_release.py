@@ -118,9 +118,9 @@ def test_basic_composition_adds() -> None:
     assert basic_composition([]) == (0.0, 0.0)
 
 
-def test_advanced_composition_of_equal_parts_matches_the_theorem() -> None:
-    """Kairouz, Oh and Viswanath 2015, theorem 3.4, for k equal mechanisms."""
-    k, e, slack = 1000, 0.01, 1e-6
+@pytest.mark.parametrize(("k", "e", "slack"), [(1000, 0.01, 1e-6), (1000, 0.1, 1e-6), (3, 0.01, 1e-6)])
+def test_advanced_composition_of_equal_parts_matches_the_theorem(k: int, e: float, slack: float) -> None:
+    """Kairouz, Oh and Viswanath 2015, theorem 3.4, for k equal mechanisms; each of its terms is the least once."""
     drift = k * e * (math.exp(e) - 1) / (math.exp(e) + 1)
     published = min(
         k * e,

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dp_accounting import NeighboringRelation as LibraryRelation
+from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from scipy.special import ndtr
 
 from accounting.budget import NeighboringRelation
@@ -183,6 +185,38 @@ def test_poisson_tasks_under_replace_one(noises: tuple[float, float], make_task:
         assert bound.delta(epsilon) <= joint_release_of(tasks).delta(epsilon) * (1 + 1e-9)
     with pytest.raises(AccountingError):
         bound.epsilon(bound.profile.smallest_delta / 2)
+
+
+def moved_at_least(
+    left: tuple[float, float, int], entered: tuple[float, float, int], epsilon: float
+) -> float:
+    """A lower bound on the moved record's delta: the library's optimistic losses of removal and addition, composed."""
+    removed, added = (
+        from_gaussian_mechanism(
+            noise,
+            sampling_prob=q,
+            value_discretization_interval=1e-4,
+            pessimistic_estimate=False,
+            neighboring_relation=LibraryRelation.ADD_OR_REMOVE_ONE,
+        ).self_compose(steps)
+        for noise, q, steps in (left, entered)
+    )
+    both = removed._pmf_remove.compose(added._pmf_add)
+    return float(both.get_delta_for_epsilon(epsilon))
+
+
+def test_a_record_that_changes_its_task_can_be_the_worst_case(make_task: TaskMaker) -> None:
+    """Within its task a replaced record costs delta 2.43e-5; leaving one task and entering the other, 2.77e-5."""
+    loud, often = (0.34849525603761655, 0.01, 3), (1.2271521806385897, 0.5, 1)
+    tasks = [
+        make_task(name, noise, steps, sampling_probability=q)
+        for name, (noise, q, steps) in zip("ab", (loud, often), strict=True)
+    ]
+    within = max(single_run(run).delta(8.0) for run in tasks)
+    assert within == pytest.approx(2.43e-5, rel=1e-2)
+    truth = max(moved_at_least(loud, often, 8.0), moved_at_least(often, loud, 8.0))
+    assert truth == pytest.approx(2.77e-5, rel=1e-2)
+    assert truth <= parallel_tasks(tasks, REPLACE).delta(8.0) <= truth * 1.01
 
 
 def joint_release_of(tasks: list[Trajectory]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,7 @@ def exact(runs: list[Trajectory], merges: list[list[float]], taus: list[float], 
     factors=st.lists(st.sampled_from([1.0, 0.9, 1.02, math.inf]), min_size=4, max_size=4),
     count=st.integers(min_value=1, max_value=5),
     tau=st.sampled_from([0.0, 1e-3, 0.1]),
+    unequal=st.booleans(),
     seed=st.integers(0, 10**6),
 )
 def test_between_the_exact_recursion_and_the_joint_release(
@@ -54,6 +56,7 @@ def test_between_the_exact_recursion_and_the_joint_release(
     factors: list[float],
     count: int,
     tau: float,
+    unequal: bool,
     seed: int,
     make_run: Maker,
 ) -> None:
@@ -61,18 +64,56 @@ def test_between_the_exact_recursion_and_the_joint_release(
     random = np.random.default_rng(seed)
     merges = random.dirichlet(np.ones(len(runs)), size=count)
     merges = [[*row[:-1].tolist(), 1 - math.fsum(row[:-1])] for row in merges]
-    claimed = shifted_several(runs, merges, REPLACE, tau).mu
+    taus = [tau * 10.0**k if unequal else tau for k in range(count)]
+    claimed = shifted_several(runs, merges, REPLACE, taus).mu
     assert claimed is not None
     assert claimed <= (joint_release(runs, REPLACE).mu or 0) * (1 + 1e-12)
-    least = max(shifted(runs, row, REPLACE, tau).mu or 0 for row in merges)
+    least = max(shifted(runs, row, REPLACE, own).mu or 0 for row, own in zip(merges, taus, strict=True))
     assert claimed >= least * (1 - 1e-9)  # whoever has all merges has each
     linear = [
         make_run(f"s{i}", noise, steps[i], update_lipschitz=min(factors[i], 1.0))
         for i, noise in enumerate(noises)
     ]
-    for _ in range(4):
-        signs = random.choice([-1.0, 1.0], size=len(runs)).tolist()
-        assert exact(linear, merges, [tau] * count, signs) <= claimed * (1 + 1e-6)
+    for signs in product([-1.0, 1.0], repeat=len(runs)):
+        assert exact(linear, merges, taus, list(signs)) <= claimed * (1 + 1e-6)
+
+
+@given(
+    count=st.integers(2, 4),
+    taus=st.lists(st.sampled_from([0.0, 0.003, 0.03, 0.3]), min_size=2, max_size=3),
+    seed=st.integers(0, 10**6),
+)
+def test_merges_of_single_steps_against_the_worst_of_all_signs(
+    count: int, taus: list[float], seed: int, make_run: Maker
+) -> None:
+    """With one step a run everything is Gaussian, and the signs decide: pairs of runs may help or hide each other."""
+    random = np.random.default_rng(seed)
+    noises = 10 ** random.uniform(-0.5, 1.5, size=count)
+    runs = [make_run(f"s{i}", float(noise), 1, update_lipschitz=1.0) for i, noise in enumerate(noises)]
+    rows = random.dirichlet(np.full(count, 0.4), size=len(taus))
+    merges = [[*row[:-1].tolist(), 1 - math.fsum(row[:-1])] for row in rows]
+    claimed = shifted_several(runs, merges, REPLACE, taus).mu
+    truth = max(exact(runs, merges, taus, list(signs)) for signs in product([1.0, -1.0], repeat=count))
+    assert truth * (1 - 1e-7) <= claimed
+
+
+def test_runs_that_hide_each_other_do_not_lower_the_bound(make_run: Maker) -> None:
+    """Examples in which only signs that differ reach the worst case."""
+    found = 0
+    random = np.random.default_rng(7)
+    for _ in range(200):
+        noises = 10 ** random.uniform(-0.5, 1.5, size=3)
+        runs = [make_run(f"s{i}", float(noise), 1, update_lipschitz=1.0) for i, noise in enumerate(noises)]
+        rows = random.dirichlet(np.full(3, 0.4), size=2)
+        merges = [[*row[:-1].tolist(), 1 - math.fsum(row[:-1])] for row in rows]
+        every = {
+            signs: exact(runs, merges, [0.0, 0.0], list(signs)) for signs in product([1.0, -1.0], repeat=3)
+        }
+        truth = max(every.values())
+        if truth > 1.05 * every[1.0, 1.0, 1.0]:
+            found += 1
+            assert truth * (1 - 1e-7) <= shifted_several(runs, merges, REPLACE).mu
+    assert found > 20
 
 
 def test_one_merge_and_repeated_merges_are_shifted(make_run: Maker) -> None:
