@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from accounting.errors import RemergeError
 from infra.canonical import sha256_hex
-from infra.settings import LOOPBACK, Connections, StackDown
+from infra.settings import LOOPBACK, S3Access, StackDown
 
 Keys = list[str]  # inside ObjectStore, `list` is its method
 
@@ -75,7 +75,7 @@ class ObjectStore:
         StoreRefused: another answer, quoted.
     """
 
-    def __init__(self, connections: Connections, *, bucket: str | None = None) -> None:
+    def __init__(self, connections: S3Access, *, bucket: str | None = None) -> None:
         self.endpoint = connections.s3_endpoint
         self.bucket = bucket or connections.production_bucket
         self._client = s3_client(connections)
@@ -124,6 +124,22 @@ class ObjectStore:
             response = self._client.get_object(Bucket=self.bucket, Key=key)
             return Stored(content=response["Body"].read(), etag=response["ETag"])
         assert answer.missing
+        raise Missing(f"{self._where(key)} does not exist.")
+
+    def read_if_changed(self, key: str, etag: str) -> Stored | None:
+        """Read an object whole, unless it is still the one whose `etag` was read: then one request without a body.
+
+        Returns:
+            None where it is unchanged.
+
+        Raises:
+            Missing: there is none.
+        """
+        with self._speaking_of(key) as answer:
+            response = self._client.get_object(Bucket=self.bucket, Key=key, IfNoneMatch=etag)
+            return Stored(content=response["Body"].read(), etag=response["ETag"])
+        if answer.unchanged:
+            return None
         raise Missing(f"{self._where(key)} does not exist.")
 
     def read_verified(self, key: str, sha256: str) -> bytes:
@@ -207,7 +223,7 @@ class ObjectStore:
                 raise StoreRefused(
                     f"The store at {self.endpoint} has no bucket {self.bucket}: run `remerge up`."
                 ) from None
-            if answer.missing or answer.conflict:
+            if answer.missing or answer.conflict or answer.unchanged:
                 return
             if code in _KEYS_REFUSED:
                 raise AccessRefused(
@@ -251,11 +267,15 @@ class _Answer:
         return self.status == 404
 
     @property
+    def unchanged(self) -> bool:
+        return self.status == 304
+
+    @property
     def conflict(self) -> bool:
         return self.status in {409, 412}
 
 
-def s3_client(connections: Connections) -> Any:
+def s3_client(connections: S3Access) -> Any:
     """A boto3 client with short time-outs and few retries.
 
     Checksums: every write here names its SHA-256, which the store compares with what arrived. botocore's own

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from infra.canonical import sha256_hex
 from infra.documents import Attempt, DocumentT, Draw, Pointer, ReleaseManifest
-from infra.object_store import AlreadyExists, Changed, Corrupted, Missing, ObjectStore
+from infra.object_store import AlreadyExists, Changed, Corrupted, Missing, ObjectStore, Stored
 
 MODEL = "model.safetensors"
 CERTIFICATE = "certificate.json"
@@ -106,15 +106,28 @@ class ReleaseStore:
         Raises:
             InvalidInput, Corrupted: what is stored is not a pointer, or another region's.
         """
-        key = pointer_key(region)
         try:
-            stored = self.store.read(key)
+            stored = self.store.read(pointer_key(region))
         except Missing:
             return None
+        return self._pointer_of(region, stored), stored.etag
+
+    def poll_pointer(self, region: str, etag: str) -> tuple[Pointer, str] | None:
+        """As `read_pointer`, but None while the pointer is still the one of this etag: one request without a body.
+
+        Raises:
+            Missing: the region has no pointer any more.
+            InvalidInput, Corrupted: as for `read_pointer`.
+        """
+        stored = self.store.read_if_changed(pointer_key(region), etag)
+        return None if stored is None else (self._pointer_of(region, stored), stored.etag)
+
+    def _pointer_of(self, region: str, stored: Stored) -> Pointer:
+        key = pointer_key(region)
         pointer = Pointer.from_content(stored.content, self._where(key))
         if pointer.region != region:
             raise Corrupted(f"{self._where(key)} is the pointer of region {pointer.region}: restore it.")
-        return pointer, stored.etag
+        return pointer
 
     def switch(self, pointer: Pointer, etag: str | None) -> None:
         """Point a region at a release: the one moment at which production changes.

@@ -90,8 +90,8 @@ class Settings(BaseSettings):
         return {name: value for name, value in named.items() if value}
 
 
-class Connections(BaseModel):
-    """Addresses and keys of the services, embedded or your own."""
+class S3Access(BaseModel):
+    """Address and keys of the production bucket: all that a serving process needs to know."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -100,6 +100,11 @@ class Connections(BaseModel):
     s3_secret_key: SecretStr
     s3_region: str = "us-east-1"
     production_bucket: str = "production"
+
+
+class Connections(S3Access):
+    """Addresses and keys of the services, embedded or your own."""
+
     mlflow_url: str
     prefect_api_url: str
     prefect_ui_url: str = Field(default="")
@@ -142,6 +147,22 @@ def connections(settings: Settings | None = None) -> Connections:
         return embedded(settings, stack["addresses"], secrets)
     except (ValueError, TypeError, KeyError):
         raise damaged from None
+
+
+def s3_access(settings: Settings | None = None) -> S3Access:
+    """Find the production bucket alone: a serving process need not know the other services, nor their secrets.
+
+    Raises:
+        StackDown: neither `REMERGE_S3_ENDPOINT` with its two keys nor a running embedded stack names it.
+        CredentialsDamaged, HomeUnusable: as for `connections`.
+    """
+    settings = settings or Settings()
+    own = {name: value for name, value in settings.own_services().items() if name in S3Access.model_fields}
+    if len(own) < 3:
+        return connections(settings)
+    return S3Access.model_validate(
+        {**own, "s3_region": settings.s3_region, "production_bucket": settings.production_bucket}
+    )
 
 
 def read_json(file: Path) -> Any:

@@ -36,7 +36,12 @@ ELEMENT_BYTES = {
     "BOOL": 1,
 }
 # How numpy sees the floating-point types; it has no bfloat16, whose bits are seen as whole numbers.
-FLOATS = {"F16": np.dtype("<f2"), "BF16": np.dtype("<u2"), "F32": np.dtype("<f4"), "F64": np.dtype("<f8")}
+FLOATS: dict[str, np.dtype[Any]] = {
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+    "F32": np.dtype("<f4"),
+    "F64": np.dtype("<f8"),
+}
 _ORDER = {dtype: position for position, dtype in enumerate(ELEMENT_BYTES)}
 _LONGEST_HEADER = 100_000_000  # bytes, the library's own limit
 

@@ -106,7 +106,7 @@ class _Source(Protocol):
     """A candidate's model."""
 
     name: str
-    tensors: Mapping[str, TensorPlace]
+    tensors: dict[str, TensorPlace]
 
     def piece(self, start: int, buffer: memoryview) -> memoryview:
         """As many bytes of the file as the buffer has, perhaps in the buffer."""
@@ -196,7 +196,7 @@ class _Merge:
                 if piece.dtype in FLOATS:
                     count = piece.length // ELEMENT_BYTES[piece.dtype]
                     merged = self._added(piece, into, total[:count], product[:count])
-                    write(piece.target, memoryview(narrowed(merged, piece.dtype)).cast("B"))
+                    write(piece.target, narrowed(merged, piece.dtype).data.cast("B"))
                 else:
                     write(piece.target, memoryview(self._agreed(piece, into)))
 

@@ -127,6 +127,16 @@ def test_read_verified(object_store: ObjectStore, key: str) -> None:
         object_store.read_verified(key, sha256_hex(b"model"))
 
 
+def test_read_if_changed(object_store: ObjectStore, key: str) -> None:
+    object_store.put(key, b"one")
+    etag = object_store.read(key).etag
+    assert object_store.read_if_changed(key, etag) is None
+    object_store.put(key, b"two")
+    assert object_store.read_if_changed(key, etag) == object_store.read(key)
+    with pytest.raises(Missing, match="nothing-here"):
+        object_store.read_if_changed("nothing-here", etag)
+
+
 def test_missing(object_store: ObjectStore, key: str) -> None:
     with pytest.raises(Missing, match=key):
         object_store.read(key)
