@@ -167,6 +167,7 @@ def _library_profile(
     remove = composed._pmf_remove
     add = composed._pmf_add
 
+    @lru_cache(maxsize=256)
     def deltas(epsilon: float) -> tuple[float, float]:
         return float(remove.get_delta_for_epsilon(epsilon)), float(add.get_delta_for_epsilon(epsilon))
 

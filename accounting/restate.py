@@ -81,6 +81,12 @@ def _bound_checks(certificate: Certificate, trajectories: Mapping[str, Trajector
 def _outcome_checks(certificate: Certificate, trajectories: Mapping[str, Trajectory]) -> list[Check]:
     """Each component's own epsilon, and that of what was drawn."""
     checks = []
+    if certificate.mechanism is Mechanism.RANDOM_SELECTION:
+        checks.append(
+            compare("fresh noise, which a random selection has none of", certificate.fresh_noise, 0.0)
+        )
+    numbered = [f"merge-{number}" for number in range(1, len(certificate.components) + 1)]
+    checks.append(compare("names of components", [part.name for part in certificate.components], numbered))
     parts = {component.name: component for component in certificate.components}
     bounds = {name: component_bound(part, trajectories, certificate) for name, part in parts.items()}
     for name, part in parts.items():

@@ -8,7 +8,7 @@ bounds (`accounting.independent`). Nothing is read here: see `tasks.evidence`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from accounting.certificate import Certificate
@@ -16,6 +16,7 @@ from accounting.certificate_parts import Cumulative
 from accounting.checks import Check, compare, failed, not_compared
 from accounting.errors import RemergeError
 from accounting.independent import derive_again
+from accounting.plan import Mechanism
 from accounting.restate import restate
 from accounting.trajectory import Trajectory, segment_to_dict, union_of_segments
 from infra.canonical import canonical_json, digest, sha256_hex
@@ -43,29 +44,37 @@ class Evidence:
     faults: tuple[Check, ...] = ()  # met while gathering all this
 
 
-def verify(evidence: Evidence) -> list[Check]:
-    """Every comparison that the evidence allows, in the order in which a reader would ask for them."""
-    checks = list(evidence.faults)
+def verify(evidence: Evidence) -> Iterator[Check]:
+    """Every comparison that the evidence allows, in the order in which a reader would ask for them.
+
+    The numbers come last, each when it is asked for. The certificate holds if no check has failed.
+    """
+    yield from evidence.faults
     try:
         certificate = Certificate.from_dict(json.loads(evidence.certificate))
     except (RemergeError, ValueError, TypeError) as error:
-        reason = error.message if isinstance(error, RemergeError) else f"It is not JSON ({error})."
-        return [*checks, failed("the certificate can be read", reason)]
-    checks += _of_release(certificate, evidence)
-    checks += _of_policy(certificate, evidence.policy)
-    checks += _of_portfolio(certificate, evidence.portfolio)
-    checks += _of_draw(certificate, evidence)
-    checks += _of_model(certificate, evidence)
+        yield failed("the certificate can be read", _sentence(error))
+        return
+    yield from _of_release(certificate, evidence)
+    yield from _of_policy(certificate, evidence.policy)
+    yield from _of_portfolio(certificate, evidence.portfolio)
+    yield from _of_draw(certificate, evidence)
+    yield from _of_model(certificate, evidence)
     runs, read = _runs(certificate, evidence.trajectories)
-    checks += read
-    checks += _of_ledger(certificate, evidence, runs)
-    checks += _of_cumulative(certificate, evidence)
+    yield from read
+    yield from _of_ledger(certificate, evidence, runs)
+    yield from _of_cumulative(certificate, evidence)
     if len(runs) == len(certificate.candidates):
-        checks += restate(certificate, runs)
-        checks += derive_again(certificate, runs)
+        yield from restate(certificate, runs)
+        yield from derive_again(certificate, runs)
     else:
-        checks.append(failed("numbers", "Without every trajectory no number can be recomputed."))
-    return checks
+        yield failed("numbers", "Without every trajectory no number can be recomputed.")
+
+
+def _sentence(error: Exception) -> str:
+    return (
+        error.message if isinstance(error, RemergeError) else f"It is not JSON of the right form ({error})."
+    )
 
 
 def _of_release(certificate: Certificate, evidence: Evidence) -> list[Check]:
@@ -145,7 +154,7 @@ def _of_portfolio(certificate: Certificate, portfolio: PortfolioManifest | None)
 
 
 def _of_draw(certificate: Certificate, evidence: Evidence) -> list[Check]:
-    outcomes = {part.name: part.weight for part in certificate.components} or dict(certificate.weights)
+    outcomes = {name: weight for name, weight, _ in _outcomes(certificate)}
     realised, draw = certificate.realised, evidence.draw
     if realised is None:
         return [] if draw is None else [failed("draw", "There is a draw, but the certificate names none.")]
@@ -159,7 +168,7 @@ def _of_draw(certificate: Certificate, evidence: Evidence) -> list[Check]:
     try:
         index = drawn_index(draw.point, draw.weights)
     except (RemergeError, ValueError) as error:
-        return [*checks, failed("outcome at the drawn point", str(error))]
+        return [*checks, failed("outcome at the drawn point", _sentence(error))]
     at_point = (index, sorted(draw.weights)[index])
     return [*checks, compare("outcome at the drawn point", (draw.drawn_index, draw.drawn), at_point)]
 
@@ -176,13 +185,8 @@ def _of_model(certificate: Certificate, evidence: Evidence) -> list[Check]:
     what = "released model, merged again"
     if evidence.model is None:
         return [*checks, not_compared(what, "The released model is not at hand.")]
-    realised = certificate.realised
-    part = next((p for p in certificate.components if realised and p.name == realised.candidate), None)
-    if part is None and certificate.components:
-        part = certificate.components[0]
-    weights = dict(part.weights if part else certificate.weights)
-    if realised is not None and part is None:
-        weights = {realised.candidate: 1.0}
+    drawn = None if certificate.realised is None else certificate.realised.candidate
+    weights = next(merged for name, _, merged in _outcomes(certificate) if drawn in (None, name))
     absent = [name for name in weights if name not in evidence.candidates]
     if absent or evidence.portfolio is None:
         return [*checks, not_compared(what, "The candidates' models are not at hand.")]
@@ -209,7 +213,7 @@ def _runs(certificate: Certificate, stored: Mapping[str, bytes]) -> tuple[dict[s
         try:
             runs[name] = Trajectory.from_dict(json.loads(stored[name]))
         except (RemergeError, ValueError, TypeError) as error:
-            checks.append(failed(what, error.message if isinstance(error, RemergeError) else str(error)))
+            checks.append(failed(what, _sentence(error)))
             continue
         whole, _, _ = certificate.portfolio.partition("@")
         checks.append(compare(f"portfolio of the {what}", whole, runs[name].portfolio.partition("@")[0]))
@@ -226,19 +230,17 @@ def _of_ledger(certificate: Certificate, evidence: Evidence, runs: Mapping[str, 
     if entry is None:
         reason = "No entry of the ledger was written for this certificate before its model was released."
         return [failed("ledger entry of this certificate", reason)]
-    outcomes = {part.name: (part.weight, set(part.weights)) for part in certificate.components}
-    if not outcomes and certificate.realised is not None:
-        outcomes = {name: (weight, {name}) for name, weight in certificate.weights.items()}
-    elif not outcomes:
-        outcomes = {"": (1.0, set(certificate.weights))}
-    stated = sorted(
-        (weight, sorted(names | set(certificate.consulted))) for weight, names in outcomes.values()
-    )
-    written = sorted((o.weight, sorted(set(o.candidates))) for o in entry.outcomes)
-    if certificate.selection.startswith("validation"):  # all that was looked at is in every outcome
-        written = [(w, [n for n in names if n in certificate.candidates]) for w, names in written]
-        stated = [(w, sorted(set(names) | set(certificate.candidates))) for w, names in stated]
-        written = [(w, sorted(names)) for w, names in written]
+    stated = {name: (weight, merged) for name, weight, merged in _outcomes(certificate)}
+    written = {
+        outcome.name: (outcome.weight, outcome.coefficients or stated.get(outcome.name, (0.0, {}))[1])
+        for outcome in entry.outcomes
+    }
+    missing = [
+        name
+        for outcome in entry.outcomes
+        for name in {*stated.get(outcome.name, (0.0, {}))[1], *certificate.consulted}
+        - set(outcome.candidates)
+    ]
     drawn = None if certificate.realised is None else certificate.realised.candidate
     checks = [
         compare("region of the ledger entry", certificate.region, entry.region),
@@ -249,6 +251,7 @@ def _of_ledger(certificate: Certificate, evidence: Evidence, runs: Mapping[str, 
         compare("selection of the ledger entry", certificate.selection, entry.selection),
         compare("drawn outcome in the ledger", drawn, entry.drawn),
         compare("outcomes in the ledger", stated, written),
+        compare("candidates that the ledger leaves out", missing, []),
     ]
     for outcome in entry.outcomes:
         known = [runs[name] for name in outcome.candidates if name in runs]
@@ -257,6 +260,15 @@ def _of_ledger(certificate: Certificate, evidence: Evidence, runs: Mapping[str, 
             same = sorted(map(canonical_json, steps)) == sorted(map(canonical_json, outcome.segments))
             checks.append(compare(f"steps in the ledger of {', '.join(outcome.candidates)}", same, True))
     return checks
+
+
+def _outcomes(certificate: Certificate) -> list[tuple[str, float, dict[str, float]]]:
+    """(name, probability, lambda by candidate) of everything that may have been released."""
+    if certificate.components:
+        return [(part.name, part.weight, dict(part.weights)) for part in certificate.components]
+    if certificate.mechanism is Mechanism.RANDOM_SELECTION:
+        return [(name, weight, {name: 1.0}) for name, weight in certificate.weights.items()]
+    return [(certificate.mechanism.value, 1.0, dict(certificate.weights))]
 
 
 def _of_cumulative(certificate: Certificate, evidence: Evidence) -> list[Check]:

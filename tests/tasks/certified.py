@@ -199,9 +199,7 @@ def _plan(kind: Kind, policy: Policy, candidates: list[Candidate]) -> Plan:
     )
 
 
-def _portfolio(
-    kind: Kind, stored: Mapping[str, bytes], models: Mapping[str, bytes]
-) -> PortfolioManifest:
+def _portfolio(kind: Kind, stored: Mapping[str, bytes], models: Mapping[str, bytes]) -> PortfolioManifest:
     split = {"rows": 10, "digest": "1" * 64}
     return PortfolioManifest.from_fields(
         {
@@ -276,6 +274,7 @@ def _entry(
         candidates=candidates,
         draw=draw,
         certificate_sha256=sha256_hex(files["certificate.json"]),
+        counted=0,
         consulted=tuple(kind.scores or ()),
     )
     return LedgerEntry.from_fields({**fields, "serial": 1, "previous_digest": None}, "entry")
