@@ -149,10 +149,11 @@ def widened(content: Buffer, dtype: str) -> np.ndarray:
     return (stored.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else stored
 
 
-def narrowed(values: np.ndarray, dtype: str) -> np.ndarray:
-    """float64 rounded once to a floating-point type: to nearest, ties to even."""
+def narrowed(values: np.ndarray, dtype: str, *, out: np.ndarray) -> np.ndarray:
+    """float64 rounded once to a floating-point type, to nearest and ties to even, into an array of that type."""
     if dtype != "BF16":
-        return values.astype(FLOATS[dtype])
+        out[...] = values
+        return out
     near = values.astype(np.float32)
     bits = near.view(np.uint32)
     # bfloat16 is the upper half of float32. Where float32's rounding landed on a tie of bfloat16 that the value
@@ -160,7 +161,8 @@ def narrowed(values: np.ndarray, dtype: str) -> np.ndarray:
     tied = (bits & 0xFFFF) == 0x8000
     size, rounded = np.abs(values), np.abs(near).astype(np.float64)
     bits = bits + (tied & (size > rounded)).astype(np.uint32) - (tied & (size < rounded)).astype(np.uint32)
-    return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype("<u2")
+    out[...] = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
+    return out
 
 
 def _place(name: str, entry: Mapping[str, Any], begin: int) -> TensorPlace:

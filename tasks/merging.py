@@ -190,13 +190,15 @@ class _Merge:
     def _work(self, pieces: Iterable[_Piece], write: Write) -> None:
         buffer = memoryview(bytearray(PIECE * max(ELEMENT_BYTES.values())))
         total, product = np.empty(PIECE), np.empty(PIECE)
+        rounded = {dtype: np.empty(PIECE, numpy_type) for dtype, numpy_type in FLOATS.items()}
         with np.errstate(all="ignore"):  # what is not finite is found and named
             for piece in pieces:
                 into = buffer[: piece.length]
                 if piece.dtype in FLOATS:
                     count = piece.length // ELEMENT_BYTES[piece.dtype]
                     merged = self._added(piece, into, total[:count], product[:count])
-                    write(piece.target, narrowed(merged, piece.dtype).data.cast("B"))
+                    narrow = narrowed(merged, piece.dtype, out=rounded[piece.dtype][:count])
+                    write(piece.target, narrow.data.cast("B"))
                 else:
                     write(piece.target, memoryview(self._agreed(piece, into)))
 
