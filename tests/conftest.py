@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 
 from infra import processes, stack_services
@@ -26,7 +27,7 @@ from infra.settings import Connections, Settings, connections
 
 ROOT = "REMERGE_TEST_ROOT"  # inherited by pytest-xdist's workers
 CONTROLLER = "REMERGE_TEST_CONTROLLER"
-HOMES = ("stack", "lone-s3")
+HOMES = ("stack", "lone-s3", "faults")
 _guardians: list[subprocess.Popen[bytes]] = []
 
 
@@ -73,7 +74,15 @@ def stack(stack_settings: Settings) -> SharedStack:
     """The whole stack, up: one for all tests of the run. Tests must not stop it."""
     _guard()
     embedded.start(stack_settings, _quiet)
+    pause_schedules(connections(stack_settings))
     return SharedStack(stack_settings, connections(stack_settings))
+
+
+@pytest.fixture(scope="session")
+def own_stack_settings() -> Settings:
+    """Where a stack lives whose services tests may kill. Not started; stopped at the end of the run."""
+    _guard()
+    return Settings(home=_root() / "faults")
 
 
 @pytest.fixture(scope="session")
@@ -91,6 +100,13 @@ def object_store(lone_s3: Connections) -> ObjectStore:
     store = ObjectStore(lone_s3, bucket=f"test-{uuid.uuid4().hex}")
     store.create_bucket()
     return store
+
+
+def pause_schedules(found: Connections) -> None:
+    """Keep what Prefect runs every few minutes from mending what a test wants to look at first."""
+    with httpx.Client(base_url=found.prefect_api_url, trust_env=False) as api:
+        for deployment in api.post("/deployments/filter", json={}).raise_for_status().json():
+            api.post(f"/deployments/{deployment['id']}/pause_deployment").raise_for_status()
 
 
 def _root() -> Path:

@@ -1,0 +1,67 @@
+"""The shared stack as a field of faults, one of its own for services that are killed, and the table at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from flows.commands import train_portfolio
+from infra import stack as embedded
+from infra.documents import PortfolioManifest
+from infra.settings import Settings, connections
+from tasks.services import Services, open_services
+from tests.conftest import SharedStack, pause_schedules
+from tests.faults.harness import Chain, Field, Row, Table, quiet
+from tests.system.conftest import plain_s3, portfolio, remerge, services  # noqa: F401
+
+_TABLE = pytest.StashKey[Table]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_TABLE] = Table()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    table = config.stash[_TABLE]
+    if table.rows:
+        terminalreporter.section("faults survived")
+        terminalreporter.write_line(table.markdown())
+        for line in (line for row in table.rows for line in row.wrong):
+            terminalreporter.write_line(f"WRONG: {line}")
+
+
+@pytest.fixture
+def row(request: pytest.FixtureRequest) -> Iterator[Row]:
+    """The test's line in the table; the test names it. Anything wrong in it fails the test."""
+    row = Row("")
+    yield row
+    if row.times:
+        request.config.stash[_TABLE].add(row)
+    assert row.wrong == []
+    assert row.settled == row.times > 0
+
+
+@pytest.fixture(scope="session")
+def shared(stack: SharedStack, services: Services, portfolio: PortfolioManifest) -> Field:  # noqa: F811
+    """The stack that all tests of the run share; nothing on it may be stopped."""
+    return Field(stack.settings, services, plain_s3(stack.connections), portfolio)
+
+
+@pytest.fixture(scope="module")
+def chain(shared: Field) -> Chain:
+    """A region with a live release and ever stricter policies, on the shared stack."""
+    return Chain(shared)
+
+
+@pytest.fixture(scope="module")
+def own(own_stack_settings: Settings) -> Iterator[Field]:
+    """A stack of its own, whose services may be killed; every test leaves it up."""
+    embedded.start(own_stack_settings, quiet)
+    found = connections(own_stack_settings)
+    pause_schedules(found)
+    trained = train_portfolio(own_stack_settings, Path("infra/portfolios/digits.yaml"), Console(quiet=True))
+    yield Field(own_stack_settings, open_services(own_stack_settings), plain_s3(found), trained)
+    embedded.stop(own_stack_settings, quiet)
