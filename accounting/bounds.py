@@ -61,7 +61,7 @@ WEIGHTS_FREE = "The weights may have been chosen in any way, even by looking at 
 INDEPENDENT_RUNS = "The merged runs share no step, no noise and no seed."
 INDEX_REVEALED = (
     "One candidate is released, drawn once with the stated weights from a secure source; everybody may learn "
-    "which one it was."
+    "which one it was. A draw that failed its check is a release of its own: whoever draws again counts both."
 )
 LAST_MERGED_ONLY = (
     "The number covers the merged parameters alone: whoever also sees one of the merged models, or another "

@@ -39,7 +39,7 @@ SOURCE = (
 )
 MERGE_DRAWN = (
     "One of the stated merges is released, drawn once with the stated weights from a secure source; everybody may "
-    "learn which one it was."
+    "learn which one it was. A draw that failed its check is a release of its own: whoever draws again counts both."
 )
 
 _RATIOS = (0.4, 0.6, 0.75, 0.87, 1.0, 1.15, 1.35, 1.7, 2.2, 3.0)  # of the budget's mu

@@ -106,6 +106,10 @@ def policy_set(
             help="linear_combination, random_selection or mixture; repeat for several; default the first two"
         ),
     ] = None,
+    scope: Annotated[
+        str,
+        typer.Option(help="what the budget covers: release, region (all of its releases) or all_regions"),
+    ] = "release",
     min_accuracy: Annotated[float, typer.Option(help="needed on the public-gate rows, 0 to 1")] = 0.0,
     realised_epsilon_cap: Annotated[
         float | None, typer.Option(help="largest epsilon of a drawn candidate itself; default 4 x epsilon")
@@ -138,6 +142,7 @@ def policy_set(
         "delta": delta,
         "portfolio": portfolio,
         "selection": selection,
+        "scope": scope,
         "min_accuracy": min_accuracy,
         "realised_epsilon_cap": realised_epsilon_cap,
         "neighboring_relation": neighboring_relation,
@@ -170,6 +175,20 @@ def reconcile(
         raise typer.Exit(1)
 
 
+@app.command()
+def ledger(
+    lineage: Annotated[str | None, typer.Argument(help="the data lineage; default: all of them")] = None,
+    delta: Annotated[float, typer.Option(help="where the cumulative epsilon is taken")] = 1e-5,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="print one JSON document instead of tables")
+    ] = False,
+) -> None:
+    """Show everything ever released from a lineage, and what it costs together, by region and over all."""
+    from flows.ledger_views import print_ledger
+
+    print_ledger(out, Settings(), lineage, delta, as_json=as_json)
+
+
 @policy_app.command("show")
 def policy_show(region: str) -> None:
     """Show a region's current policy."""
@@ -188,6 +207,22 @@ def pull(
 
     for path in pull_release(Settings(), region, to, out):
         out.print(f"wrote {path}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def verify(
+    target: Annotated[
+        str, typer.Argument(metavar="CERTIFICATE|REGION", help="a certificate's file or folder, or a region")
+    ],
+    trajectories: Annotated[
+        Path | None, typer.Option(help="folder of NAME.json by candidate; the stack is not asked then")
+    ] = None,
+) -> None:
+    """Recompute a certificate from its trajectories, weights and documents. The exit status is 1 if any differs."""
+    from flows.verify import verify_and_print
+
+    if not verify_and_print(Settings(), target, trajectories, out):
+        raise typer.Exit(1)
 
 
 @app.command()

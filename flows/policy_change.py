@@ -24,9 +24,11 @@ from flows.policy_steps import (
     make_draw,
     merge_models,
     note_attempt,
+    read_past,
     read_policy,
     read_portfolio,
     register,
+    reserve,
     set_alias,
     solve_weights,
     switch_pointer,
@@ -41,8 +43,11 @@ from infra.documents import (
     ReleaseManifest,
     release_id_of,
 )
+from infra.object_store import Changed
 from infra.releases import CERTIFICATE
 from tasks.services import Services, open_services
+
+RESERVATION_TRIES = 20
 
 
 @flow(
@@ -82,6 +87,7 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
     from tasks import promotion, report
     from tasks.candidates import accountable
     from tasks.certifying import certify
+    from tasks.cumulative import figures_after
     from tasks.live_release import read_live
 
     policy = read_policy(services, region, serial)
@@ -124,11 +130,6 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
     loaded = load_candidates(services, manifest)
     candidates = accountable(manifest, policy, loaded)
     scores = consult_scores(policy, manifest, candidates, loaded)
-    try:
-        plan = solve_weights(policy, candidates, scores)
-    except BudgetInfeasible as error:
-        leave_artifact(region, report.infeasible_page(policy, manifest, error.message, provenance))
-        return Outcome(kind="infeasible", portfolio=manifest.reference, sentence=error.message)
 
     def entry(kind: str, draw: Draw | None = None, certificate: bytes | None = None) -> dict[str, Any]:
         return promotion.ledger_fields(
@@ -140,14 +141,29 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
             candidates=candidates,
             draw=draw,
             certificate_sha256=None if certificate is None else sha256_hex(certificate),
+            counted=past.entries,
             consulted=tuple(scores or ()),
         )
+
+    for _ in range(RESERVATION_TRIES):
+        past = read_past(services, manifest, release_id)
+        try:
+            plan = solve_weights(policy, candidates, scores, past)
+        except BudgetInfeasible as error:
+            leave_artifact(region, report.infeasible_page(policy, manifest, error.message, provenance))
+            return Outcome(kind="infeasible", portfolio=manifest.reference, sentence=error.message)
+        # A budget of many releases is taken before anything is drawn or shown, lest two regions take the same rest.
+        if policy.scope == "release" or reserve(services, entry("reserved"), past):
+            break
+    else:
+        raise Changed(f"The ledger of {manifest.lineage} kept growing; reconcile will try again.")
 
     if scores and len(plan.outcomes) > 1:  # the stored draw shows weights that depend on private scores
         write_ledger(services, entry("consulted"))
     draw = make_draw(services, release_id, plan)
     model = merge_models(plan, draw, loaded)
-    certificate = certify(release_id, policy, manifest, plan, draw)
+    after = figures_after(past, policy, plan, draw, candidates, tuple(scores or ()))
+    certificate = certify(release_id, policy, manifest, plan, draw, after)
     files = report.release_files(model, certificate, draw)
     write_ledger(services, entry("intended", draw, files[CERTIFICATE]))
     verdict, gate_rows = check_on_public_rows(services, policy, manifest, model)

@@ -15,7 +15,9 @@ from accounting.errors import RemergeError
 from accounting.plan import Plan
 from accounting.trajectory import Candidate
 from infra.documents import Attempt, Draw, Pointer, Policy, PortfolioManifest, Provenance, ReleaseManifest
+from infra.object_store import Changed
 from tasks.candidates import LoadedCandidate
+from tasks.cumulative import Past
 from tasks.services import Services
 from tasks.validation import Verdict
 
@@ -79,11 +81,31 @@ def consult_scores(
 
 
 @step
-def solve_weights(policy: Policy, candidates: tuple[Candidate, ...], scores: dict[str, float] | None) -> Plan:
-    """The best weights under the policy's budget, from trajectories and what its selection rule looks at."""
-    from tasks.solving import solve_policy
+def read_past(services: Services, manifest: PortfolioManifest, release_id: str) -> Past:
+    """What the lineage's ledger says of all other releases, as when this one was first written into it."""
+    from tasks.cumulative import past_of
 
-    return solve_policy(policy, candidates, scores)
+    return past_of(services.ledger.entries(manifest.lineage), release_id)
+
+
+@step
+def solve_weights(
+    policy: Policy, candidates: tuple[Candidate, ...], scores: dict[str, float] | None, past: Past
+) -> Plan:
+    """The best weights under the policy's budget, from trajectories and what its selection rule looks at."""
+    from tasks.cumulative import solve_in_scope
+
+    return solve_in_scope(policy, candidates, scores, past)
+
+
+@step
+def reserve(services: Services, fields: dict[str, Any], past: Past) -> bool:
+    """Take a share of a cumulative budget by an entry in the ledger; False where the ledger has grown meanwhile."""
+    try:
+        services.ledger.append_once(fields, after=past.entries)
+    except Changed:
+        return False
+    return True
 
 
 @step

@@ -42,7 +42,8 @@ class Policy(Document):
     ] = ("linear_combination", "random_selection")
     merge: Literal["linear"] = "linear"
     selection: Selection = "noise"  # what the weights may depend on, see accounting.selection_rules
-    scope: Literal["release"] = "release"
+    # What the budget must cover: this release, all releases of this region, or all of the lineage in any region.
+    scope: Literal["release", "region", "all_regions"] = "release"
     min_accuracy: Annotated[float, Field(ge=0, le=1)] = 0.0  # on the public-gate rows
     realised_epsilon_cap: Annotated[float, Field(gt=0)] | None = None  # nats; None: 4 x epsilon
     approval: Literal["none"] = "none"
@@ -170,12 +171,22 @@ class Draw(Document):
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
 
+BEFORE_CERTIFICATE = ("consulted", "reserved")
+
+
 class LedgerOutcome(Document):
     """One possible outcome of a release: the executed steps it stands for, and its probability."""
 
+    name: str  # as the draw names it
     weight: Annotated[float, Field(gt=0, le=1)]
     candidates: tuple[str, ...]
     segments: tuple[dict[str, Any], ...]  # accounting.trajectory.segment_to_dict of the union
+    paths: dict[
+        str, tuple[tuple[str, int], ...]
+    ]  # by candidate: its segments' ids, in order, and steps of each
+    coefficients: (
+        dict[str, float] | None
+    )  # lambda of one average, of which alone it tells; None: of all candidates
 
 
 class LedgerEntry(Document):
@@ -187,22 +198,25 @@ class LedgerEntry(Document):
     lineage: Name
     release_id: Digest
     region: Name
-    # consulted: scores of private models were looked at, written before a draw shows the weights that came of it
-    kind: Literal["consulted", "intended", "failed_check", "live", "rolled_back"]
+    # Before there is a certificate. consulted: scores of private models were looked at, and a draw may show the
+    # weights that came of it. reserved: a share of a region's or all regions' budget was taken.
+    kind: Literal["consulted", "reserved", "intended", "failed_check", "live", "rolled_back"]
     written_at: Time
     neighboring_relation: Relation
     unit: Literal["record"]
     outcomes: Annotated[tuple[LedgerOutcome, ...], Field(min_length=1)]  # before the draw, if any
     drawn: str | None
     selection: str
-    certificate_digest: Digest | None  # None where there is no certificate yet: kind consulted
+    certificate_digest: Digest | None  # None where there is no certificate yet: kinds consulted and reserved
+    counted: Annotated[int, Field(ge=0)]  # entries before it that its release's cumulative figures count
 
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
     @model_validator(mode="after")
-    def _certified_unless_consulted(self) -> Self:
-        if (self.certificate_digest is None) != (self.kind == "consulted"):
-            raise ValueError("every kind but consulted names its certificate_digest, and consulted has none")
+    def _certified_or_before_that(self) -> Self:
+        if (self.certificate_digest is None) != (self.kind in BEFORE_CERTIFICATE):
+            kinds = " and ".join(BEFORE_CERTIFICATE)
+            raise ValueError(f"every kind but {kinds} names its certificate_digest, and these have none")
         return self
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from infra.documents import LedgerEntry
 from infra.numbered import Numbered, NumberedDocuments
-from infra.object_store import Corrupted, ObjectStore
+from infra.object_store import Changed, Corrupted, ObjectStore
 
 
 class LedgerStore:
@@ -55,12 +55,16 @@ class LedgerStore:
 
         return self.documents.append(_entry(fields, 1, None).lineage, build)
 
-    def append_once(self, fields: Mapping[str, Any]) -> LedgerEntry:
+    def append_once(self, fields: Mapping[str, Any], *, after: int | None = None) -> LedgerEntry:
         """Add an entry unless the lineage has one of the same release, kind and certificate: then that one.
+
+        Args:
+            after: the number of entries that the decision to add it was made on; None: any.
 
         Raises:
             InvalidInput: the first field at fault; nothing was stored.
             Corrupted: the chain is broken.
+            Changed: the ledger has grown since `after` entries; nothing was stored.
         """
         fields = _with_time(fields)
         wanted = _entry(fields, 1, None)
@@ -73,7 +77,11 @@ class LedgerStore:
                 kind=wanted.kind,
                 certificate_digest=wanted.certificate_digest,
             )
-            return same if same and same.serial < serial else _entry(fields, serial, newest)
+            if same and same.serial < serial:
+                return same
+            if after is not None and serial != after + 1:
+                raise Changed(f"The ledger of {wanted.lineage} has grown meanwhile; decide anew.")
+            return _entry(fields, serial, newest)
 
         return self.documents.append(wanted.lineage, build)
 

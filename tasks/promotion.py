@@ -68,6 +68,7 @@ def ledger_fields(
     candidates: Sequence[Candidate],
     draw: Draw | None,
     certificate_sha256: str | None,
+    counted: int,
     consulted: Collection[str] = (),
 ) -> dict[str, Any]:
     """A ledger entry without its serial and chain: the executed steps that the release stands for.
@@ -79,14 +80,28 @@ def ledger_fields(
 
     Args:
         consulted: names of all candidates whose scores were looked at, from `tasks.solving.consulted_scores`.
-        certificate_sha256: None for the kind `consulted`, written before there is a certificate.
+        certificate_sha256: None for the kinds `consulted` and `reserved`, written before there is a certificate.
+        counted: how many entries of the ledger the release's cumulative figures count.
     """
     trajectories = {candidate.name: candidate.trajectory for candidate in candidates}
     looked_at = [*consulted, *(name for name in plan.consulted if name not in consulted)]
-    outcomes = [
-        (weight, list(dict.fromkeys([*plan.merged_weights(name), *looked_at])))
-        for name, weight in plan.outcomes.items()
-    ]
+
+    def outcome(name: str, weight: float) -> dict[str, Any]:
+        merged = plan.merged_weights(name)
+        names = list(dict.fromkeys([*merged, *looked_at]))
+        segments = union_of_segments(tuple(trajectories[candidate] for candidate in names))
+        return {
+            "name": name,
+            "weight": weight,
+            "candidates": names,
+            "segments": [segment_to_dict(segment) for segment in segments],
+            "paths": {
+                candidate: [[segment.id, segment.steps] for segment in trajectories[candidate].segments]
+                for candidate in names
+            },
+            "coefficients": None if looked_at else merged,
+        }
+
     return {
         "lineage": manifest.lineage,
         "release_id": release_id,
@@ -95,20 +110,11 @@ def ledger_fields(
         "written_at": datetime.now(UTC).isoformat(),
         "neighboring_relation": manifest.neighboring_relation,
         "unit": manifest.unit,
-        "outcomes": [
-            {
-                "weight": weight,
-                "candidates": names,
-                "segments": [
-                    segment_to_dict(segment)
-                    for segment in union_of_segments(tuple(trajectories[name] for name in names))
-                ],
-            }
-            for weight, names in outcomes
-        ],
+        "outcomes": [outcome(name, weight) for name, weight in plan.outcomes.items()],
         "drawn": draw.drawn if draw else None,
         "selection": policy.selection,
         "certificate_digest": certificate_sha256,
+        "counted": counted,
     }
 
 

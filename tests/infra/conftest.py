@@ -75,10 +75,20 @@ def ledger_fields(name: str) -> Fields:
             "kind": "intended",
             "neighboring_relation": "replace_one",
             "unit": "record",
-            "outcomes": [{"weight": 1.0, "candidates": ["epsilon-1"], "segments": [{"steps": 160}]}],
+            "outcomes": [
+                {
+                    "name": "linear_combination",
+                    "weight": 1.0,
+                    "candidates": ["epsilon-1"],
+                    "segments": [{"steps": 160}],
+                    "paths": {"epsilon-1": [["s", 160]]},
+                    "coefficients": {"epsilon-1": 1.0},
+                }
+            ],
             "drawn": None,
             "selection": "noise",
             "certificate_digest": "6" * 64,
+            "counted": 0,
         }
         return {**fields, **changes}
 

@@ -141,13 +141,25 @@ def test_only_what_precedes_a_certificate_names_none(kind: str, digest: str | No
         "written_at": "2026-01-01T00:00:00Z",
         "neighboring_relation": "replace_one",
         "unit": "record",
-        "outcomes": [{"weight": 1.0, "candidates": ["a"], "segments": []}],
+        "outcomes": [
+            {
+                "name": "a",
+                "weight": 1.0,
+                "candidates": ["a"],
+                "segments": [],
+                "paths": {"a": []},
+                "coefficients": None,
+            }
+        ],
         "drawn": None,
         "selection": "validation_unaccounted",
         "certificate_digest": None,
+        "counted": 0,
     }
     assert LedgerEntry.from_fields(entry, "entry").certificate_digest is None
-    with pytest.raises(InvalidInput, match="every kind but consulted names its certificate_digest"):
+    with pytest.raises(
+        InvalidInput, match="every kind but consulted and reserved names its certificate_digest"
+    ):
         LedgerEntry.from_fields({**entry, "kind": kind, "certificate_digest": digest}, "entry")
 
 

@@ -145,9 +145,14 @@ def test_the_ledger_has_one_outcome_for_each_that_may_be_released(mechanism: Mec
         candidates=[candidate(f"c{i}", s, math.inf) for i, s in enumerate((64.0, 34.0, 18.0, 10.0))],
         draw=draw_of(plan, name) if len(plan.outcomes) > 1 else None,
         certificate_sha256="b" * 64,
+        counted=7,
     )
     assert [outcome["weight"] for outcome in fields["outcomes"]] == list(plan.outcomes.values())
     for outcome, known in zip(fields["outcomes"], plan.outcomes, strict=True):
         assert outcome["candidates"] == list(plan.merged_weights(known))
         assert [segment["id"] for segment in outcome["segments"]] == outcome["candidates"]
+        assert outcome["name"] == known
+        assert outcome["coefficients"] == plan.merged_weights(known)
+        assert outcome["paths"] == {each: [[each, 20]] for each in outcome["candidates"]}
+    assert fields["counted"] == 7
     assert fields["drawn"] == (name if len(plan.outcomes) > 1 else None)

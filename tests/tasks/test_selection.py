@@ -287,8 +287,10 @@ def test_every_consulted_run_enters_the_ledger(case: Case, selection: str, mecha
         candidates=accountable(case.manifest, policy, case.loaded),
         draw=draw_of(plan),
         certificate_sha256="b" * 64,
+        counted=0,
         consulted=tuple(scores),
     )
+    assert all(outcome["coefficients"] is None for outcome in fields["outcomes"])
     assert set(plan.weights) != set(NAMES)  # so that some are looked at without getting a weight
     assert [outcome["weight"] for outcome in fields["outcomes"]] == list(plan.outcomes.values())
     for outcome, name in zip(fields["outcomes"], plan.outcomes, strict=True):
