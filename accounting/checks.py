@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
+_DIGEST = re.compile("[0-9a-f]{64}")
 AGREEMENT = 1e-9  # relative; another machine may round a little differently
 
 
@@ -18,14 +20,15 @@ class Check:
     note: str = ""  # what differs, or why nothing was compared, in a sentence
 
 
-def compare(what: str, stated: object, found: object, note: str = "") -> Check:
+def compare(what: str, stated: object, found: object) -> Check:
     """Texts, names and whole documents: equal or not."""
+    note = f"The document has {in_words(stated, 300)}, but {in_words(found, 300)} was found."
     return Check(
         what=what,
         stated=in_words(stated),
         found=in_words(found),
         holds=stated == found,
-        note="" if stated == found else note or "The two differ.",
+        note="" if stated == found else note,
     )
 
 
@@ -44,7 +47,7 @@ def within(what: str, stated: float, allowed: tuple[float, float], found: float)
             f"The document states {stated:.12g}, but {found:.12g} was recomputed (at least {low:.12g} and at most "
             f"{high:.12g} would agree)."
         )
-    return Check(what=what, stated=f"{stated:.9g}", found=f"{found:.9g}", holds=holds, note=note)
+    return Check(what=what, stated=f"{stated:.6g}", found=f"{found:.6g}", holds=holds, note=note)
 
 
 def failed(what: str, reason: str) -> Check:
@@ -57,14 +60,15 @@ def not_compared(what: str, reason: str) -> Check:
     return Check(what=what, stated="", found="", holds=None, note=reason)
 
 
-def in_words(value: object) -> str:
-    """A value short enough for a table."""
+def in_words(value: object, length: int = 40) -> str:
+    """A value in at most so many characters."""
     if isinstance(value, float):
-        return f"{value:.9g}"
+        return f"{value:.6g}" if length <= 40 else repr(value)
     if isinstance(value, dict):
-        text = ", ".join(f"{name} {in_words(entry)}" for name, entry in value.items())
+        text = ", ".join(f"{name} {in_words(entry, length)}" for name, entry in value.items())
     elif isinstance(value, list | tuple | set | frozenset):
-        text = ", ".join(in_words(entry) for entry in value)
+        text = ", ".join(in_words(entry, length) for entry in value)
     else:
         text = str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    text = _DIGEST.sub(lambda found: found.group()[:12], text) or "nothing"
+    return text if len(text) <= length else f"{text[: length - 3]}..."

@@ -102,7 +102,7 @@ def _mu_checks(certificate: Certificate, trajectories: Mapping[str, Trajectory])
         bottom = max(low * (1 - _ABOVE), mu * (1 - SHIFTED_RELATIVE))
         return [
             within(
-                "mu, by payments found anew and the lower limit",
+                "mu, derived again by payments found anew",
                 stated,
                 (bottom, mu * (1 + SHIFTED_RELATIVE)),
                 mu,
@@ -111,9 +111,15 @@ def _mu_checks(certificate: Certificate, trajectories: Mapping[str, Trajectory])
     square = _exact_square(certificate.bound, merge, certificate, trajectories)
     root = math.sqrt(square)
     exact = square <= Fraction(stated) ** 2 <= square * (1 + Fraction(_ABOVE)) ** 2
-    check = within("mu, by exact fractions", stated, (root * (1 - 1e-15), root * (1 + _ABOVE)), root)
+    check = within(
+        "mu, derived again by exact fractions", stated, (root * (1 - 1e-15), root * (1 + _ABOVE)), root
+    )
     if check.holds and not exact:
-        return [failed("mu, by exact fractions", f"The stated mu {stated!r} is below the exact one.")]
+        return [
+            failed(
+                "mu, derived again by exact fractions", f"The stated mu {stated!r} is below the exact one."
+            )
+        ]
     return [check]
 
 
@@ -207,19 +213,19 @@ def _realised_check(
 
 
 def _point(what: str, epsilon: float, delta: float, profile: CheckedProfile, one_sided: bool) -> Check:
-    """A point of a profile: its delta holds, and is not loose."""
+    """A point of a profile: the delta at its epsilon holds, and is not loose."""
     low, high = profile.range(epsilon)
     smallest = low if not one_sided else max(profile.low(epsilon)) * (1 - profile.relative) - profile.floor
     allowed = (smallest, 1.0 if one_sided else high)
-    return within(f"{what}: delta at epsilon {epsilon:.6g}", delta, allowed, max(profile.high(epsilon)))
+    return within(f"{what}, derived again", delta, allowed, max(profile.high(epsilon)))
 
 
 def _pair(what: str, epsilon: float, delta: float, profile: CheckedProfile, one_sided: bool) -> Check:
-    """An epsilon at a delta: the pair holds, and a smaller epsilon would not."""
+    """An epsilon at a delta, compared by the delta at that epsilon: the pair holds, a smaller epsilon would not."""
     low, _ = profile.range(epsilon)
     _, high = profile.range(epsilon * (1 - _SEARCHED))
     found = max(profile.high(epsilon))
-    label = f"{what}, derived again: delta at epsilon {epsilon:.6g}"
+    label = f"{what}, derived again"
     if one_sided or epsilon == 0:
         return within(label, delta, (low, 1.0), found)
     return within(label, delta, (low, high), found)

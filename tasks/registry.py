@@ -199,13 +199,23 @@ def _utility_fields(candidate: CandidateRecipe, twin: tuple[str, TrainedTwin] | 
 def fetch_candidate(
     client: MlflowClient, manifest: PortfolioManifest, record: CandidateRecord
 ) -> LoadedCandidate:
-    """Pull a candidate and check both of its files against the manifest.
+    """Pull a candidate and check both of its files against the manifest; errors as `fetch_files`."""
+    model, trajectory = fetch_files(client, manifest, record)
+    return LoadedCandidate(
+        name=record.name, model=model, trajectory=Trajectory.from_dict(json.loads(trajectory))
+    )
+
+
+def fetch_files(
+    client: MlflowClient, manifest: PortfolioManifest, record: CandidateRecord
+) -> tuple[bytes, bytes]:
+    """Pull a candidate's model and trajectory as they are stored, both checked against the manifest.
 
     Raises:
         CandidateMissing, CandidateCorrupted: naming the candidate, its portfolio and what to do.
         StackDown: MLflow or its store does not answer; trying again helps.
     """
-    trajectory = fetch_trajectory(client, manifest, record)
+    trajectory = _trajectory_content(client, manifest, record)
     model = _download(client, manifest, record, MODEL)
     if sha256_hex(model) != record.model_sha256:
         raise CandidateCorrupted(
@@ -213,7 +223,7 @@ def fetch_candidate(
             "training (its SHA-256 differs from the manifest's): restore the file in MLflow run "
             f"{record.run_id}, or train the portfolio again with `remerge train`."
         )
-    return LoadedCandidate(name=record.name, model=model, trajectory=trajectory)
+    return model, trajectory
 
 
 def load_all(client: MlflowClient, manifest: PortfolioManifest) -> dict[str, LoadedCandidate]:
@@ -224,7 +234,11 @@ def load_all(client: MlflowClient, manifest: PortfolioManifest) -> dict[str, Loa
 def fetch_trajectory(
     client: MlflowClient, manifest: PortfolioManifest, record: CandidateRecord
 ) -> Trajectory:
-    """Pull a candidate's history alone, checked against the manifest; errors as `fetch_candidate`."""
+    """Pull a candidate's history alone, checked against the manifest; errors as `fetch_files`."""
+    return Trajectory.from_dict(json.loads(_trajectory_content(client, manifest, record)))
+
+
+def _trajectory_content(client: MlflowClient, manifest: PortfolioManifest, record: CandidateRecord) -> bytes:
     _require_version(client, manifest, record)
     content = _download(client, manifest, record, TRAJECTORY)
     if sha256_hex(content) != record.trajectory_sha256:
@@ -233,7 +247,7 @@ def fetch_trajectory(
             "SHA-256 differs from the manifest's), so its privacy is unknown: restore the file in MLflow run "
             f"{record.run_id}, or train the portfolio again with `remerge train`."
         )
-    return Trajectory.from_dict(json.loads(content))
+    return content
 
 
 def _files(recipe: Recipe, trained: TrainedCandidate) -> dict[str, bytes]:
