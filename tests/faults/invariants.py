@@ -26,7 +26,8 @@ class Memory:
     """What was seen earlier and must never be seen otherwise."""
 
     draws: dict[str, str] = field(default_factory=dict)  # SHA-256 of draw.json by release
-    objects: dict[str, str] = field(default_factory=dict)  # SHA-256 of what is never changed, by key
+    objects: dict[str, str] = field(default_factory=dict)  # ETag of what is never changed, by key
+    contents: dict[tuple[str, str], bytes] = field(default_factory=dict)  # as read before, by key and ETag
     served: dict[str, set[str]] = field(default_factory=dict)  # every release that a region's pointer named
 
 
@@ -40,9 +41,10 @@ def fetch(s3: Any, key: str) -> bytes | None:
     return content
 
 
-def keys(s3: Any, prefix: str) -> list[str]:
+def etags(s3: Any, prefix: str) -> dict[str, str]:
+    """The MD5 of every object below a prefix, by key, as the store lists them."""
     pages = s3.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix)
-    return sorted(item["Key"] for page in pages for item in page.get("Contents", ()))
+    return {item["Key"]: item["ETag"] for page in pages for item in page.get("Contents", ())}
 
 
 def sha256(content: bytes) -> str:
@@ -53,9 +55,9 @@ def nothing_is_lost(services: Services, s3: Any, memory: Memory, region: str) ->
     """What was once acknowledged is still there, byte for byte; a region that was served once still is."""
     wrong = []
     for prefix in (f"policies/{region}/", "portfolios/", "ledger/"):
-        now = {key: sha256(fetch(s3, key) or b"") for key in keys(s3, prefix)}
-        for key, digest in memory.objects.items():
-            if key.startswith(prefix) and now.get(key) != digest:
+        now = etags(s3, prefix)
+        for key, etag in memory.objects.items():
+            if key.startswith(prefix) and now.get(key) != etag:
                 wrong.append(f"{key} was changed or is gone")
         memory.objects |= now
     if memory.served.get(region) and fetch(s3, f"regions/{region}/current.json") is None:
@@ -116,13 +118,14 @@ def releases_of(services: Services, region: str) -> dict[str, PortfolioManifest]
     }
 
 
-def read_ledger(s3: Any, lineage: str) -> tuple[list[dict[str, Any]], list[str]]:
+def read_ledger(s3: Any, memory: Memory, lineage: str) -> tuple[list[dict[str, Any]], list[str]]:
     """All entries, and what is wrong with their chain."""
     entries: list[dict[str, Any]] = []
     wrong: list[str] = []
     before: str | None = None
-    for serial, key in enumerate(keys(s3, f"ledger/{lineage}/"), start=1):
-        content = fetch(s3, key) or b"{}"
+    for serial, (key, etag) in enumerate(sorted(etags(s3, f"ledger/{lineage}/").items()), start=1):
+        content = memory.contents.get((key, etag)) or fetch(s3, key) or b"{}"
+        memory.contents[key, etag] = content
         entry = json.loads(content)
         if entry.get("serial") != serial or entry.get("previous_digest") != before:
             wrong.append(f"{key} does not follow from the entry before it")
@@ -142,11 +145,12 @@ def ledger_covers_everything(services: Services, s3: Any, memory: Memory, region
         *memory.served.get(region, ()),
     } - {None}
     possible = releases_of(services, region)
-    ledgers = {lineage: read_ledger(s3, lineage) for lineage in {m.lineage for m in possible.values()}}
+    ledgers = {
+        lineage: read_ledger(s3, memory, lineage) for lineage in {m.lineage for m in possible.values()}
+    }
     for release_id in {*named, *possible}:
-        exposed = [
-            name for name in EXPOSED if f"releases/{release_id}/{name}" in keys(s3, f"releases/{release_id}/")
-        ]
+        folder = f"releases/{release_id}/"
+        exposed = [name for name in EXPOSED if folder + name in etags(s3, folder)]
         if not exposed and release_id not in named:
             continue
         lineage = possible[release_id].lineage if release_id in possible else "none"
@@ -172,7 +176,7 @@ def is_drawn_once(services: Services, s3: Any, memory: Memory, region: str) -> l
             wrong.append(f"the draw of {release_id[:12]} has changed")
         drawn = json.loads(content)["drawn"]
         if manifest.lineage not in ledgers:
-            ledgers[manifest.lineage] = read_ledger(s3, manifest.lineage)[0]
+            ledgers[manifest.lineage] = read_ledger(s3, memory, manifest.lineage)[0]
         told = {
             entry["drawn"]
             for entry in ledgers[manifest.lineage]
@@ -195,7 +199,7 @@ def is_settled(services: Services, s3: Any, memory: Memory, region: str) -> list
     wanted = release_id_of(policy, manifest)
     content = fetch(s3, f"regions/{region}/current.json")
     live = json.loads(content) if content else {}
-    entries, _ = read_ledger(s3, manifest.lineage)
+    entries, _ = read_ledger(s3, memory, manifest.lineage)
     ended = any(e["release_id"] == wanted and e["kind"] == "failed_check" for e in entries)
     if live.get("release_id") != wanted and not ended:
         return [f"policy {policy.serial} of {region} is neither live nor ended for good"]
@@ -211,15 +215,15 @@ def is_settled(services: Services, s3: Any, memory: Memory, region: str) -> list
     return wrong
 
 
-def exposed_without_entry(s3: Any, lineages: Iterable[str]) -> list[str]:
+def exposed_without_entry(s3: Any, memory: Memory, lineages: Iterable[str]) -> list[str]:
     """Over the whole bucket, whatever region: every release with an exposed file has an `intended` entry."""
     known = {
         entry["release_id"]
         for lineage in lineages
-        for entry in read_ledger(s3, lineage)[0]
+        for entry in read_ledger(s3, memory, lineage)[0]
         if entry["kind"] == "intended"
     }
-    exposed = {key.split("/")[1] for key in keys(s3, "releases/") if key.rsplit("/")[-1] in EXPOSED}
+    exposed = {key.split("/")[1] for key in etags(s3, "releases/") if key.rsplit("/")[-1] in EXPOSED}
     return [
         f"release {release_id[:12]} is exposed and in no ledger" for release_id in sorted(exposed - known)
     ]

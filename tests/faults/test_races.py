@@ -1,0 +1,104 @@
+"""Two promoters that reach the same step at the same time, twenty times."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from infra.documents import release_id_of
+from tests.faults.harness import Chain, Row
+from tests.faults.promoter import FORKS, Moment
+
+pytestmark = [pytest.mark.system, pytest.mark.faults]
+
+FLOW = "flows.policy_change:"
+STEPS = (
+    (f"{FLOW}make_draw", 1),
+    (f"{FLOW}write_ledger", 1),
+    (f"{FLOW}register", 1),
+    (f"{FLOW}upload_release", 1),
+    ("infra.releases:ReleaseStore.create_manifest", 1),
+    ("infra.releases:ReleaseStore.switch", 1),  # both have read the same pointer
+    (f"{FLOW}set_alias", 1),
+    (f"{FLOW}write_ledger", 2),
+)
+TIMES = 20
+
+
+@pytest.mark.timeout(1200)
+def test_two_promoters_of_one_policy(chain: Chain, row: Row) -> None:
+    row.fault = "two promoters of one policy, together at a step"
+    for number in range(TIMES):
+        where, nth = STEPS[number % len(STEPS)]
+        policy = chain.policy()
+        together = partial(FORKS.Barrier(2).wait, 60)
+        ends = [
+            promotion.wait()
+            for promotion in [
+                chain.field.promotion(policy, (Moment(where, "before", nth), together)) for _ in range(2)
+            ]
+        ]
+        assert all(ended.completed for ended in ends), ends
+        chain.field.survived(chain.region, row)
+        entries = chain.field.services.ledger.entries(chain.field.portfolio.lineage)
+        release_id = release_id_of(policy, chain.field.portfolio)
+        assert [e.kind for e in entries if e.release_id == release_id] == ["intended", "live"]
+
+
+@pytest.mark.timeout(1200)
+def test_promoters_of_two_successive_policies(chain: Chain, row: Row) -> None:
+    """The older one has begun before the newer policy is stored, and both write the pointer at the same time."""
+    row.fault = "promoters of two successive policies, together at a step"
+    for number in range(TIMES):
+        where, nth = STEPS[3 + number % 3]
+        older = chain.policy()
+        begun = FORKS.Event()
+        together = partial(FORKS.Barrier(2).wait, 60)
+        moments = (
+            (Moment(f"{FLOW}read_portfolio", "before"), begun.set),
+            (Moment(where, "before", nth), together),
+        )
+        first = chain.field.promotion(older, *moments)
+        assert begun.wait(60)
+        newer = chain.policy()
+        second = chain.field.promotion(newer, *moments)
+        ends = [first.wait(), second.wait()]
+        assert ends[1].completed, ends
+        chain.field.survived(chain.region, row)
+        found = chain.field.services.releases.read_pointer(chain.region)
+        assert found is not None
+        assert found[0].policy_serial == newer.serial
+
+
+@pytest.mark.parametrize(
+    "where", ["flows.policy_change:write_ledger", "infra.releases:ReleaseStore.create_manifest"]
+)
+@pytest.mark.parametrize("order", ["the later one first", "the earlier one first"])
+def test_two_promoters_between_which_another_region_got_a_release(
+    chain: Chain, row: Row, where: str, order: str
+) -> None:
+    """The ledger has grown between their looks at it, so their certificates' cumulative figures differ."""
+    row.fault = "two promoters of one policy, and another region's release between them"
+    field = chain.field
+    policy = chain.policy()
+    arrived, go = FORKS.Event(), FORKS.Event()
+    arrived_too, go_too = FORKS.Event(), FORKS.Event()
+    first = field.promotion(policy, (Moment(where, "before"), partial(_stop_at, arrived, go)))
+    assert arrived.wait(60)
+    field.promote(field.policy(field.region()))
+    second = field.promotion(policy, (Moment(where, "before"), partial(_stop_at, arrived_too, go_too)))
+    assert arrived_too.wait(60)
+    released = (
+        [(go_too, second), (go, first)] if order == "the later one first" else [(go, first), (go_too, second)]
+    )
+    for event, promotion in released:
+        event.set()
+        promotion.wait()
+    field.survived(chain.region, row)
+
+
+def _stop_at(arrived: Any, go: Any) -> None:
+    arrived.set()
+    go.wait(60)
