@@ -5,10 +5,10 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test bench gain lint format lock schemas clean
+.PHONY: help install demo test faults bench bench-merging gain lint format lock schemas clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "remerge needs Python 3.11 or newer; name one with `make PYTHON=python3.12 ...`")'
@@ -26,8 +26,15 @@ demo: $(STAMP) ## train a portfolio, change two regions' policies, show what was
 test: $(STAMP) ## the whole test suite, on the real stack
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
-bench: $(STAMP) ## how fast the accounting is, beside its targets (a few minutes)
+faults: $(STAMP) ## kill, cut off, damage and race everything on the real stack, and print what was lost: nothing (half an hour)
+	@$(BIN)/python -m pytest -n 0 -m "" tests/faults tests/system/test_reconcile.py $(ARGS)
+
+bench: $(STAMP) ## how fast accounting and merging are, beside their targets (a few minutes, 5 GB of disk)
 	@$(BIN)/python -m tests.benchmarks.bench_accounting $(ARGS)
+	@$(BIN)/python -m tests.benchmarks.bench_merging $(ARGS)
+
+bench-merging: $(STAMP) ## how fast files are merged, beside cat (5 GB of disk; ARGS="--size 50" for less)
+	@$(BIN)/python -m tests.benchmarks.bench_merging $(ARGS)
 
 gain: $(STAMP) ## what a merge gains in accuracy on the demo's data, over 24 seeds (minutes)
 	@$(BIN)/python -m tests.benchmarks.digits_gain $(ARGS)

@@ -210,6 +210,26 @@ def test_reading_imports_no_torch_and_contacts_nothing_at_import(lone_s3: Connec
     assert shown.stdout.strip() == "set()"
 
 
+def test_the_example_in_the_readme(
+    lone_s3: Connections, release_fields: Fields, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = f"test-{uuid.uuid4().hex}"
+    for name, value in lone_s3.model_copy(update={"production_bucket": bucket}).model_dump().items():
+        if name.startswith("s3_") or name == "production_bucket":
+            monkeypatch.setenv(
+                f"REMERGE_{name.upper()}", value if isinstance(value, str) else value.get_secret_value()
+            )
+    store = ObjectStore(lone_s3, bucket=bucket)
+    store.create_bucket()
+    _switch(ReleaseStore(store), _sealed(ReleaseStore(store), release_fields(region="eu"), 1))
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    example = readme.partition("## A serving process")[2].partition("```python\n")[2].partition("```")[0]
+    answers: list[Any] = []
+    exec(example, {"requests": ["one", "two"], "answer": lambda *given: answers.append(given)})
+    assert [(request, epsilon) for request, _, epsilon in answers] == [("one", 2.5), ("two", 2.5)]
+    assert answers[0][1]["w"][0] == 1
+
+
 def test_a_region_without_a_release(releases: ReleaseStore, name: str) -> None:
     with pytest.raises(NotPromoted, match=name):
         load(name, store=releases.store)
