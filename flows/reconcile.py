@@ -20,12 +20,18 @@ from tasks.services import open_services
 
 
 @flow(name="reconcile", persist_result=False)
-def reconcile() -> State[Any]:
-    """Start what a lost event missed, and mend what a killed process left undone."""
-    from tasks.reconciling import reconcile_all
+def reconcile(region: str | None = None) -> State[Any]:
+    """Start what a lost event missed, and mend what a killed process left undone.
 
+    Args:
+        region: only this one; None: all of them.
+    """
+    from tasks.reconciling import reconcile_all, reconcile_region
+
+    now = datetime.now(UTC)
     try:
-        done = reconcile_all(open_services(), datetime.now(UTC))
+        services = open_services()
+        done = reconcile_all(services, now) if region is None else [reconcile_region(services, region, now)]
     except RemergeError as error:
         return Failed(message=error.message)
     for report in done:
