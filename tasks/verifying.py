@@ -8,23 +8,22 @@ bounds (`accounting.independent`). Nothing is read here: see `tasks.evidence`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from accounting.certificate import Certificate
-from accounting.certificate_parts import Cumulative
 from accounting.checks import Check, compare, failed, not_compared
 from accounting.errors import RemergeError
 from accounting.independent import derive_again
-from accounting.plan import Mechanism
 from accounting.restate import restate
-from accounting.trajectory import Trajectory, segment_to_dict, union_of_segments
-from infra.canonical import canonical_json, digest, sha256_hex
+from accounting.trajectory import Trajectory
+from infra.canonical import digest, sha256_hex
 from infra.documents import Draw, LedgerEntry, Policy, PortfolioManifest, ReleaseManifest
 from infra.releases import CERTIFICATE, DRAW, MODEL
 from tasks import merging
 from tasks.certifying import merge_rule
 from tasks.drawing import drawn_index
+from tasks.verifying_ledger import of_ledger, outcomes_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +39,6 @@ class Evidence:
     model: bytes | None = None  # that was released
     candidates: Mapping[str, bytes] = field(default_factory=dict)  # models by candidate name
     ledger: tuple[LedgerEntry, ...] | None = None  # of the lineage, its chain checked
-    cumulative: Callable[[Certificate], Cumulative | None] | None = None  # computes the figure anew
     faults: tuple[Check, ...] = ()  # met while gathering all this
 
 
@@ -62,8 +60,10 @@ def verify(evidence: Evidence) -> Iterator[Check]:
     yield from _of_model(certificate, evidence)
     runs, read = _runs(certificate, evidence.trajectories)
     yield from read
-    yield from _of_ledger(certificate, evidence, runs)
-    yield from _of_cumulative(certificate, evidence)
+    if evidence.ledger is None:
+        yield not_compared("ledger and cumulative figures", "The ledger is not at hand.")
+    else:
+        yield from of_ledger(certificate, evidence.certificate, evidence.ledger, runs)
     if len(runs) == len(certificate.candidates):
         yield from restate(certificate, runs)
         yield from derive_again(certificate, runs)
@@ -154,7 +154,7 @@ def _of_portfolio(certificate: Certificate, portfolio: PortfolioManifest | None)
 
 
 def _of_draw(certificate: Certificate, evidence: Evidence) -> list[Check]:
-    outcomes = {name: weight for name, weight, _ in _outcomes(certificate)}
+    outcomes = {name: weight for name, weight, _ in outcomes_of(certificate)}
     realised, draw = certificate.realised, evidence.draw
     if realised is None:
         return [] if draw is None else [failed("draw", "There is a draw, but the certificate names none.")]
@@ -186,7 +186,7 @@ def _of_model(certificate: Certificate, evidence: Evidence) -> list[Check]:
     if evidence.model is None:
         return [*checks, not_compared(what, "The released model is not at hand.")]
     drawn = None if certificate.realised is None else certificate.realised.candidate
-    weights = next(merged for name, _, merged in _outcomes(certificate) if drawn in (None, name))
+    weights = next(merged for name, _, merged in outcomes_of(certificate) if drawn in (None, name))
     absent = [name for name in weights if name not in evidence.candidates]
     if absent or evidence.portfolio is None:
         return [*checks, not_compared(what, "The candidates' models are not at hand.")]
@@ -218,66 +218,3 @@ def _runs(certificate: Certificate, stored: Mapping[str, bytes]) -> tuple[dict[s
         whole, _, _ = certificate.portfolio.partition("@")
         checks.append(compare(f"portfolio of the {what}", whole, runs[name].portfolio.partition("@")[0]))
     return runs, checks
-
-
-def _of_ledger(certificate: Certificate, evidence: Evidence, runs: Mapping[str, Trajectory]) -> list[Check]:
-    """The ledger knew of this release before anybody saw it, with the steps that it stands for."""
-    if evidence.ledger is None:
-        return [not_compared("ledger", "The ledger is not at hand.")]
-    mine = sha256_hex(evidence.certificate)
-    entries = [e for e in evidence.ledger if e.release_id == certificate.release_id and e.kind == "intended"]
-    entry = next((e for e in entries if e.certificate_digest == mine), None)
-    if entry is None:
-        reason = "No entry of the ledger was written for this certificate before its model was released."
-        return [failed("ledger entry of this certificate", reason)]
-    stated = {name: (weight, merged) for name, weight, merged in _outcomes(certificate)}
-    written = {
-        outcome.name: (outcome.weight, outcome.coefficients or stated.get(outcome.name, (0.0, {}))[1])
-        for outcome in entry.outcomes
-    }
-    missing = [
-        name
-        for outcome in entry.outcomes
-        for name in {*stated.get(outcome.name, (0.0, {}))[1], *certificate.consulted}
-        - set(outcome.candidates)
-    ]
-    drawn = None if certificate.realised is None else certificate.realised.candidate
-    checks = [
-        compare("region of the ledger entry", certificate.region, entry.region),
-        compare("unit of the ledger entry", certificate.unit, entry.unit),
-        compare(
-            "relation of the ledger entry", certificate.neighboring_relation.value, entry.neighboring_relation
-        ),
-        compare("selection of the ledger entry", certificate.selection, entry.selection),
-        compare("drawn outcome in the ledger", drawn, entry.drawn),
-        compare("outcomes in the ledger", stated, written),
-        compare("candidates that the ledger leaves out", missing, []),
-    ]
-    for outcome in entry.outcomes:
-        known = [runs[name] for name in outcome.candidates if name in runs]
-        if len(known) == len(outcome.candidates):
-            steps = [segment_to_dict(segment) for segment in union_of_segments(tuple(known))]
-            same = sorted(map(canonical_json, steps)) == sorted(map(canonical_json, outcome.segments))
-            checks.append(compare(f"steps in the ledger of {', '.join(outcome.candidates)}", same, True))
-    return checks
-
-
-def _outcomes(certificate: Certificate) -> list[tuple[str, float, dict[str, float]]]:
-    """(name, probability, lambda by candidate) of everything that may have been released."""
-    if certificate.components:
-        return [(part.name, part.weight, dict(part.weights)) for part in certificate.components]
-    if certificate.mechanism is Mechanism.RANDOM_SELECTION:
-        return [(name, weight, {name: 1.0}) for name, weight in certificate.weights.items()]
-    return [(certificate.mechanism.value, 1.0, dict(certificate.weights))]
-
-
-def _of_cumulative(certificate: Certificate, evidence: Evidence) -> list[Check]:
-    what = "cumulative figure"
-    if certificate.cumulative is None:
-        return [not_compared(what, "The certificate states none.")]
-    if evidence.cumulative is None:
-        return [not_compared(what, "It needs the ledger, which is not at hand.")]
-    try:
-        return [compare(what, certificate.cumulative, evidence.cumulative(certificate))]
-    except RemergeError as error:
-        return [failed(what, error.message)]

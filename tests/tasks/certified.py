@@ -20,6 +20,7 @@ from infra.documents import Draw, LedgerEntry, Policy, PortfolioManifest, releas
 from tasks import drawing, promotion
 from tasks.candidates import LoadedCandidate
 from tasks.certifying import certify
+from tasks.cumulative import figures_after, past_of
 from tasks.report import release_files, release_manifest
 from tasks.validation import Verdict
 from tasks.verifying import Evidence
@@ -166,7 +167,21 @@ def evidence_of(kind: Kind) -> tuple[Certificate, Evidence]:
     plan = _plan(kind, policy, candidates)
     release_id = release_id_of(policy, portfolio)
     draw = drawing.draw(release_id, plan.outcomes) if len(plan.outcomes) > 1 else None
-    certificate = certify(release_id, policy, portfolio, plan, draw)
+    consulted = tuple(kind.scores or ())
+    old = [Candidate(name="old", trajectory=trajectory("old", kind.noises[-1], kind))]
+    by_noise = policy.model_copy(update={"region": "us", "selection": "noise", "realised_epsilon_cap": None})
+    before = _entry(
+        by_noise,
+        portfolio,
+        _plan(replace(kind, scores=None, epsilon=50.0), by_noise, old),
+        old,
+        draw=None,
+        release_id="f" * 64,
+        certificate_sha256="0" * 64,
+    )
+    figures = figures_after(past_of([before], release_id), policy, plan, draw, candidates, consulted)
+    assert figures is not None
+    certificate = certify(release_id, policy, portfolio, plan, draw, figures)
     assert certificate.bound == kind.bound, certificate.bound
     assert len(certificate.candidates) > 1
     loaded = {
@@ -183,7 +198,20 @@ def evidence_of(kind: Kind) -> tuple[Certificate, Evidence]:
         draw=draw,
         model=model,
         candidates=models,
-        ledger=(_entry(kind, policy, portfolio, plan, candidates, draw, release_id, files),),
+        ledger=(
+            before,
+            _entry(
+                policy,
+                portfolio,
+                plan,
+                candidates,
+                draw=draw,
+                release_id=release_id,
+                certificate_sha256=sha256_hex(files["certificate.json"]),
+                consulted=consulted,
+                before=before,
+            ),
+        ),
     )
 
 
@@ -194,7 +222,7 @@ def _plan(kind: Kind, policy: Policy, candidates: list[Candidate]) -> Plan:
         relation=kind.relation,
         mechanisms=policy.mechanisms,
         selection=policy.selection,
-        realised_epsilon_cap=policy.cap,
+        realised_epsilon_cap=policy.realised_epsilon_cap,
         scores=kind.scores,
     )
 
@@ -256,15 +284,18 @@ def _release(
 
 
 def _entry(
-    kind: Kind,
     policy: Policy,
     portfolio: PortfolioManifest,
     plan: Plan,
     candidates: list[Candidate],
+    *,
     draw: Draw | None,
     release_id: str,
-    files: Mapping[str, bytes],
+    certificate_sha256: str,
+    consulted: tuple[str, ...] = (),
+    before: LedgerEntry | None = None,
 ) -> LedgerEntry:
+    serial = 1 if before is None else before.serial + 1
     fields = promotion.ledger_fields(
         kind="intended",
         release_id=release_id,
@@ -273,8 +304,9 @@ def _entry(
         plan=plan,
         candidates=candidates,
         draw=draw,
-        certificate_sha256=sha256_hex(files["certificate.json"]),
-        counted=0,
-        consulted=tuple(kind.scores or ()),
+        certificate_sha256=certificate_sha256,
+        counted=serial - 1,
+        consulted=consulted,
     )
-    return LedgerEntry.from_fields({**fields, "serial": 1, "previous_digest": None}, "entry")
+    previous = None if before is None else before.sha256()
+    return LedgerEntry.from_fields({**fields, "serial": serial, "previous_digest": previous}, "entry")
