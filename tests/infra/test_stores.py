@@ -13,7 +13,7 @@ import pytest
 
 from accounting.errors import InvalidInput
 from infra.ledger_store import LedgerStore
-from infra.object_store import Corrupted, Missing, ObjectStore
+from infra.object_store import Changed, Corrupted, Missing, ObjectStore
 from infra.policies import ManifestStore, PolicyStore
 
 Fields = Callable[..., dict[str, Any]]
@@ -125,6 +125,31 @@ def test_append_once(object_store: ObjectStore, name: str, ledger_fields: Fields
     assert store.append_once(ledger_fields(1)) == first
     assert len(store.entries(name)) == 4
     assert name in store.lineages()
+
+
+def test_a_share_that_was_decided_on_an_older_ledger_is_refused(
+    object_store: ObjectStore, name: str, ledger_fields: Fields
+) -> None:
+    """Eight regions see the same rest of a budget: one gets it, and the others are told to decide anew."""
+    store = LedgerStore(object_store)
+    store.append(ledger_fields(0))
+
+    def reserve(number: int) -> bool:
+        fields = ledger_fields(number, kind="reserved", certificate_digest=None, counted=1)
+        try:
+            return store.append_once(fields, after=1).serial == 2
+        except Changed:
+            return False
+
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(reserve, range(1, 9)))
+    assert sum(won) == 1
+    entries = store.entries(name)
+    assert len(entries) == 2
+    again = store.append_once(
+        ledger_fields(won.index(True) + 1, kind="reserved", certificate_digest=None, counted=1), after=1
+    )
+    assert again == entries[1]  # a retry of the winner finds its share
 
 
 def test_append_once_by_many_writers(object_store: ObjectStore, name: str, ledger_fields: Fields) -> None:

@@ -1,0 +1,125 @@
+"""Budgets that cover many releases, on the real stack: what is out counts, and nobody spends the same rest twice."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.documents import PortfolioManifest
+from infra.orchestrator import TERMINAL
+from tasks.cumulative import ledger_figures
+from tasks.services import Services
+from tests.conftest import SharedStack
+from tests.system.conftest import read_json
+
+pytestmark = pytest.mark.system
+
+Remerge = Callable[..., subprocess.CompletedProcess[str]]
+
+RECIPE = """
+name: {name}
+lineage: {name}
+data: {{loader: tasks.data:digits}}
+network: {{factory: tasks.models:softmax_regression, arguments: {{features: 65, classes: 10}}}}
+feature_radius: 1.0
+n_max: 1200
+initialisation_seed: 1
+delta: 1.0e-5
+defaults: {{steps: 20, max_grad_norm: 1.4143, learning_rate: 3.9, expected_batch_size: 1200}}
+candidates:
+  strong: {{noise_multiplier: 40}}
+  medium: {{noise_multiplier: 22}}
+  weak: {{noise_multiplier: 12}}
+"""
+
+
+@pytest.fixture(scope="module")
+def scoped(
+    stack: SharedStack, services: Services, remerge: Remerge, tmp_path_factory: pytest.TempPathFactory
+) -> PortfolioManifest:
+    """A portfolio with a lineage of its own, trained once for the whole run."""
+    with (stack.settings.home / "scoped.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if services.manifests.newest("scoped") is None:
+            recipe = tmp_path_factory.mktemp("scoped") / "scoped.yaml"
+            recipe.write_text(RECIPE.format(name="scoped"))
+            ended = remerge("train", str(recipe))
+            assert ended.returncode == 0, ended.stderr
+    return services.manifests.read("scoped", 1)
+
+
+def figure(services: Services, lineage: str) -> float:
+    found = ledger_figures(services.ledger.entries(lineage), 1e-5).everywhere
+    assert found is not None
+    return found
+
+
+def test_two_regions_share_one_budget(
+    scoped: PortfolioManifest,
+    services: Services,
+    remerge: Remerge,
+    s3: Any,
+    prefect_api: None,
+    tmp_path: Path,
+) -> None:
+    """Both at once, both for the same lifetime budget: the ledger decides who came first."""
+    common = ["--delta", "1e-5", "--portfolio", "scoped@1", "--scope", "all_regions", "--yes", "--no-wait"]
+    common += ["--mechanism", "linear_combination"]
+    epsilons = {"scope-a": 1.6, "scope-b": 1.3}
+    for region, epsilon in epsilons.items():
+        ended = remerge("policy", "set", "--region", region, "--epsilon", str(epsilon), *common)
+        assert ended.returncode == 0, ended.stderr
+    outcomes = {}
+    for region in epsilons:
+        run = services.orchestrator.wait(_run_of(services, region), timeout=120)
+        assert run["state_type"] in TERMINAL
+        attempt = services.releases.read_attempt(region)
+        assert attempt is not None
+        outcomes[region] = attempt.outcome
+    assert set(outcomes.values()) <= {"promoted", "infeasible"}
+    assert "promoted" in outcomes.values()
+    entries = services.ledger.entries("scoped")
+    intended = [entry.region for entry in entries if entry.kind == "intended"]
+    last = intended[-1]
+    assert figure(services, "scoped") <= epsilons[last] * (1 + 1e-9)
+    assert [e.kind for e in entries if e.region == last] == ["reserved", "intended", "live"]
+
+    release_id = read_json(s3, f"regions/{last}/current.json")["release_id"]
+    certificate = read_json(s3, f"releases/{release_id}/certificate.json")
+    assert certificate["cumulative"]["epsilon_all_regions"] == pytest.approx(
+        figure(services, "scoped"), rel=1e-9
+    )
+    assert certificate["cumulative"]["releases"] == len(intended)
+
+    # A stricter lifetime budget can never undo what is out already.
+    ended = remerge("policy", "set", "--region", "scope-c", "--epsilon", "0.7", *common[:-3], "--wait")
+    assert ended.returncode == 1
+    assert "cannot be taken back" in " ".join(ended.stderr.split())
+    assert "scope-c" not in {entry.region for entry in services.ledger.entries("scoped")}
+
+    told = remerge("ledger", "scoped", "--json")
+    assert told.returncode == 0, told.stderr
+    document = json.loads(told.stdout)["scoped"]
+    assert document["epsilon"] == pytest.approx(figure(services, "scoped"), rel=1e-9)
+    assert set(document["by_region"]) == set(intended)
+    shown = remerge("ledger", "scoped")
+    assert "those of all regions (colluding)" in shown.stdout
+    unknown = remerge("ledger", "nobody")
+    assert unknown.returncode == 1
+    assert "There is no ledger of 'nobody'" in unknown.stderr
+
+
+def _run_of(services: Services, region: str) -> str:
+    for _ in range(300):
+        for run in services.orchestrator.runs("policy-change"):
+            if (run.get("parameters") or {}).get("region") == region:
+                return str(run["id"])
+        time.sleep(0.2)
+    raise AssertionError(f"no run for {region}")
