@@ -8,7 +8,7 @@ bounds (`accounting.independent`). Nothing is read here: see `tasks.evidence`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from accounting.certificate import Certificate
@@ -53,21 +53,27 @@ def verify(evidence: Evidence) -> Iterator[Check]:
     except (RemergeError, ValueError, TypeError) as error:
         yield failed("the certificate can be read", _sentence(error))
         return
-    yield from _of_release(certificate, evidence)
-    yield from _of_policy(certificate, evidence.policy)
-    yield from _of_portfolio(certificate, evidence.portfolio)
-    yield from _of_draw(certificate, evidence)
-    yield from _of_model(certificate, evidence)
     runs, read = _runs(certificate, evidence.trajectories)
-    yield from read
-    if evidence.ledger is None:
-        yield not_compared("ledger and cumulative figures", "The ledger is not at hand.")
-    else:
-        yield from of_ledger(certificate, evidence.certificate, evidence.ledger, runs)
+    sections: list[tuple[str, Callable[[], Iterable[Check]]]] = [
+        ("release", lambda: _of_release(certificate, evidence)),
+        ("policy", lambda: _of_policy(certificate, evidence.policy)),
+        ("portfolio", lambda: _of_portfolio(certificate, evidence.portfolio)),
+        ("draw", lambda: _of_draw(certificate, evidence)),
+        ("model", lambda: _of_model(certificate, evidence)),
+        ("trajectories", lambda: read),
+        ("ledger", lambda: _of_ledger(certificate, evidence, runs)),
+    ]
     if len(runs) == len(certificate.candidates):
-        yield from restate(certificate, runs)
-        yield from derive_again(certificate, runs)
-    else:
+        sections += [
+            ("numbers", lambda: restate(certificate, runs)),
+            ("numbers, derived again", lambda: derive_again(certificate, runs)),
+        ]
+    for what, find in sections:
+        try:
+            yield from find()
+        except RemergeError as error:  # documents that contradict themselves
+            yield failed(what, error.message)
+    if len(runs) < len(certificate.candidates):
         yield failed("numbers", "Without every trajectory no number can be recomputed.")
 
 
@@ -218,3 +224,11 @@ def _runs(certificate: Certificate, stored: Mapping[str, bytes]) -> tuple[dict[s
         whole, _, _ = certificate.portfolio.partition("@")
         checks.append(compare(f"portfolio of the {what}", whole, runs[name].portfolio.partition("@")[0]))
     return runs, checks
+
+
+def _of_ledger(
+    certificate: Certificate, evidence: Evidence, runs: Mapping[str, Trajectory]
+) -> Iterable[Check]:
+    if evidence.ledger is None:
+        return [not_compared("ledger and cumulative figures", "The ledger is not at hand.")]
+    return of_ledger(certificate, evidence.certificate, evidence.ledger, runs)
