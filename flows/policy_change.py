@@ -153,19 +153,27 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
             leave_artifact(region, report.infeasible_page(policy, manifest, error.message, provenance))
             return Outcome(kind="infeasible", portfolio=manifest.reference, sentence=error.message)
         # A budget of many releases is taken before anything is drawn or shown, lest two regions take the same rest.
-        if policy.scope == "release" or reserve(services, entry("reserved"), past):
-            break
+        if policy.scope != "release" and not reserve(services, entry("reserved"), past):
+            continue
+        try:
+            if (
+                scores and len(plan.outcomes) > 1
+            ):  # the stored draw shows weights that depend on private scores
+                write_ledger(services, entry("consulted"))
+            draw = make_draw(services, release_id, plan)
+            model = merge_models(plan, draw, loaded)
+            after = figures_after(past, policy, plan, draw, candidates, tuple(scores or ()))
+            certificate = certify(release_id, policy, manifest, plan, draw, after)
+            files = report.release_files(model, certificate, draw)
+            write_ledger(services, entry("intended", draw, files[CERTIFICATE]))
+        except (
+            Changed
+        ):  # another promoter of this release has written first, after another past: theirs counts
+            continue
+        break
     else:
         raise Changed(f"The ledger of {manifest.lineage} kept growing; reconcile will try again.")
 
-    if scores and len(plan.outcomes) > 1:  # the stored draw shows weights that depend on private scores
-        write_ledger(services, entry("consulted"))
-    draw = make_draw(services, release_id, plan)
-    model = merge_models(plan, draw, loaded)
-    after = figures_after(past, policy, plan, draw, candidates, tuple(scores or ()))
-    certificate = certify(release_id, policy, manifest, plan, draw, after)
-    files = report.release_files(model, certificate, draw)
-    write_ledger(services, entry("intended", draw, files[CERTIFICATE]))
     verdict, gate_rows = check_on_public_rows(services, policy, manifest, model)
     page = report.decision_page(policy, manifest, plan, certificate, draw, verdict, provenance)
     if not verdict.passed:

@@ -64,19 +64,21 @@ class LedgerStore:
         Raises:
             InvalidInput: the first field at fault; nothing was stored.
             Corrupted: the chain is broken.
-            Changed: the ledger has grown since `after` entries; nothing was stored.
+            Changed: the ledger has grown since `after` entries, or the release's first entry counts another past
+                (another promoter was faster); nothing was stored.
         """
         fields = _with_time(fields)
         wanted = _entry(fields, 1, None)
 
         def build(serial: int, newest: Numbered[LedgerEntry] | None) -> LedgerEntry:
             # An entry after `newest` needs no look: taking `serial` fails then, and this is called again.
-            same = _newest_match(
-                self.entries(wanted.lineage),
-                release_id=wanted.release_id,
-                kind=wanted.kind,
-                certificate_digest=wanted.certificate_digest,
-            )
+            own = [entry for entry in self.entries(wanted.lineage) if entry.release_id == wanted.release_id]
+            if own and own[0].counted != wanted.counted:
+                raise Changed(
+                    f"Release {wanted.release_id[:12]} is in the ledger of {wanted.lineage} already, after another "
+                    "past; decide anew."
+                )
+            same = _newest_match(own, kind=wanted.kind, certificate_digest=wanted.certificate_digest)
             if same and same.serial < serial:
                 return same
             if after is not None and serial != after + 1:

@@ -63,17 +63,17 @@ class PolicyStore:
         Raises:
             InvalidInput: the first field at fault; nothing was stored.
         """
-        fields = {"effective_at": datetime.now(UTC).isoformat(), **fields}
 
         def build(serial: int, newest: Numbered[Policy] | None) -> Policy:
-            policy = Policy.from_fields({**fields, "serial": serial}, "policy")
+            # "Now" is after `newest` was stored: two who set the same terms at once get one document.
+            now = datetime.now(UTC).isoformat()
+            policy = Policy.from_fields({"effective_at": now, **fields, "serial": serial}, "policy")
             same = newest and newest.document.terms() == policy.terms()
             if newest and same and not new and newest.document.effective_at <= policy.effective_at:
                 return newest.document
             return policy
 
-        region = Policy.from_fields({**fields, "serial": 1}, "policy").region
-        return self.documents.append(region, build)
+        return self.documents.append(build(1, None).region, build)
 
 
 class ManifestStore:

@@ -108,9 +108,15 @@ class Promotion:
         )
         self.process.start()
         theirs.close()
+        self.ended: Ended | None = None
 
     def wait(self, timeout: float = 240.0) -> Ended:
-        """Wait for the end, well or not."""
+        """Wait for the end, well or not; may be asked again."""
+        if self.ended is None:
+            self.ended = self._end(timeout)
+        return self.ended
+
+    def _end(self, timeout: float) -> Ended:
         self.process.join(timeout)
         assert not self.process.is_alive(), "the promotion neither ended nor died"
         if self.process.exitcode == -signal.SIGKILL:

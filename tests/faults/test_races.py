@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import pytest
 
@@ -72,33 +71,48 @@ def test_promoters_of_two_successive_policies(chain: Chain, row: Row) -> None:
         assert found[0].policy_serial == newer.serial
 
 
-@pytest.mark.parametrize(
-    "where", ["flows.policy_change:write_ledger", "infra.releases:ReleaseStore.create_manifest"]
-)
-@pytest.mark.parametrize("order", ["the later one first", "the earlier one first"])
+INTENDED = Moment(f"{FLOW}write_ledger", "before")
+SEALING = Moment("infra.releases:ReleaseStore.create_manifest", "before")
+
+
+class Gate:
+    """Where a promotion stops until it is let through."""
+
+    def __init__(self) -> None:
+        self.arrived, self.opened = FORKS.Event(), FORKS.Event()
+
+    def stop(self) -> None:
+        self.arrived.set()
+        self.opened.wait(60)
+
+    def pass_through(self) -> None:
+        self.opened.set()
+
+
+@pytest.mark.parametrize("later_first", [True, False])
+@pytest.mark.parametrize("sealing", [True, False])
 def test_two_promoters_between_which_another_region_got_a_release(
-    chain: Chain, row: Row, where: str, order: str
+    chain: Chain, row: Row, sealing: bool, later_first: bool
 ) -> None:
-    """The ledger has grown between their looks at it, so their certificates' cumulative figures differ."""
-    row.fault = "two promoters of one policy, and another region's release between them"
+    """The ledger grows between their looks at it, so their certificates' cumulative figures would differ."""
+    row.fault = "two promoters of one policy, and another region's release between their looks at the ledger"
     field = chain.field
     policy = chain.policy()
-    arrived, go = FORKS.Event(), FORKS.Event()
-    arrived_too, go_too = FORKS.Event(), FORKS.Event()
-    first = field.promotion(policy, (Moment(where, "before"), partial(_stop_at, arrived, go)))
-    assert arrived.wait(60)
+    early, early_seal, late = Gate(), Gate(), Gate()
+    first = field.promotion(policy, (INTENDED, early.stop), (SEALING, early_seal.stop))
+    assert early.arrived.wait(60)
     field.promote(field.policy(field.region()))
-    second = field.promotion(policy, (Moment(where, "before"), partial(_stop_at, arrived_too, go_too)))
-    assert arrived_too.wait(60)
-    released = (
-        [(go_too, second), (go, first)] if order == "the later one first" else [(go, first), (go_too, second)]
-    )
-    for event, promotion in released:
-        event.set()
-        promotion.wait()
+    second = field.promotion(policy, (SEALING if sealing else INTENDED, late.stop))
+    assert late.arrived.wait(60)
+    early.pass_through()
+    if sealing:
+        early_seal.arrived.wait(60)  # both have written their files now, and neither has sealed them
+    if later_first:
+        late.pass_through()
+        second.wait()
+    early_seal.pass_through()
+    first.wait()
+    late.pass_through()
+    ends = [first.wait(), second.wait()]
+    assert all(ended.completed for ended in ends), ends
     field.survived(chain.region, row)
-
-
-def _stop_at(arrived: Any, go: Any) -> None:
-    arrived.set()
-    go.wait(60)

@@ -152,6 +152,19 @@ def test_a_share_that_was_decided_on_an_older_ledger_is_refused(
     assert again == entries[1]  # a retry of the winner finds its share
 
 
+def test_two_promoters_of_a_release_count_the_same_past(
+    object_store: ObjectStore, name: str, ledger_fields: Fields
+) -> None:
+    """The one that is second, after another release came between, is told to decide anew after the first one's past."""
+    store = LedgerStore(object_store)
+    store.append(ledger_fields(0))
+    first = store.append_once(ledger_fields(1, counted=1))
+    with pytest.raises(Changed, match="after another past"):
+        store.append_once(ledger_fields(1, counted=2, certificate_digest="7" * 64))
+    assert store.append_once(ledger_fields(1, counted=1)) == first
+    assert len(store.entries(name)) == 2
+
+
 def test_append_once_by_many_writers(object_store: ObjectStore, name: str, ledger_fields: Fields) -> None:
     store = LedgerStore(object_store)
     with ThreadPoolExecutor(8) as pool:
