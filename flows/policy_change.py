@@ -107,6 +107,8 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
     release_id = release_id_of(policy, manifest)
 
     live = read_live(services.releases, region)
+    if live is not None:
+        promotion.require_unchanged(live[2].manifest, policy, manifest)
     if live is not None and live[0].release_id == release_id:
         return finish(
             services, manifest, live[2].manifest, f"{region} already serves release {release_id[:12]}."

@@ -11,6 +11,7 @@ from pathlib import Path
 from accounting.certificate import Certificate
 from accounting.errors import InvalidInput, RemergeError
 from infra.documents import Pointer, Policy
+from infra.object_store import Corrupted
 from infra.releases import ReleaseStore
 from tasks.compliance import Compliance, LiveRelease, assess
 from tasks.services import Services
@@ -31,6 +32,11 @@ def read_live(releases: ReleaseStore, region: str) -> tuple[Pointer, str, LiveRe
         return None
     pointer, etag = found
     manifest = releases.read_manifest(pointer.release_id, sha256=pointer.release_manifest_digest)
+    if (manifest.region, manifest.policy_serial) != (region, pointer.policy_serial):
+        raise Corrupted(
+            f"The pointer regions/{region}/current.json names policy {pointer.policy_serial}, but its release was made "
+            f"for policy {manifest.policy_serial} of {manifest.region}: restore it from a backup."
+        )
     content = releases.read_file(pointer.release_id, "certificate.json", manifest.files["certificate.json"])
     return (
         pointer,

@@ -19,7 +19,7 @@ from accounting.plan import Plan
 from accounting.trajectory import Candidate, segment_to_dict, union_of_segments
 from infra.documents import Draw, LedgerEntry, Pointer, Policy, PortfolioManifest, ReleaseManifest
 from infra.ledger_store import LedgerStore
-from infra.object_store import Changed
+from infra.object_store import Changed, Corrupted
 from infra.releases import DRAW, ReleaseStore
 from tasks import drawing, merging
 from tasks.candidates import LoadedCandidate
@@ -139,6 +139,24 @@ def sealed_before(
         releases.read_file(release_id, name, sha256)
     live_fields(ledger, manifest.lineage, sealed)
     return sealed
+
+
+def require_unchanged(live: ReleaseManifest, policy: Policy, manifest: PortfolioManifest) -> None:
+    """The policy and the portfolio version that a live release was made from must be what they were then.
+
+    Raises:
+        Corrupted: naming the document; nothing may be released under what it says now.
+    """
+    if live.policy_serial == policy.serial and live.policy_digest != policy.sha256():
+        key = f"policies/{policy.region}/{policy.serial:08d}.json"
+    elif live.portfolio == manifest.reference and live.manifest_digest != manifest.sha256():
+        key = f"portfolios/{manifest.name}/{manifest.serial:08d}.json"
+    else:
+        return
+    raise Corrupted(
+        f"{key} was changed after the live release of {live.region} was made from it: restore it from a backup. A "
+        "change is a new document, never an edit."
+    )
 
 
 def live_fields(ledger: LedgerStore, lineage: str, release: ReleaseManifest) -> dict[str, Any]:

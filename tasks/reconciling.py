@@ -14,6 +14,7 @@ from accounting.errors import RemergeError
 from infra.documents import Attempt, LedgerEntry, Policy, PortfolioManifest, release_id_of
 from infra.orchestrator import RECONCILE_TAG, FlowRun
 from tasks.live_release import read_live
+from tasks.promotion import require_unchanged
 from tasks.services import Services
 
 POLICY_CHANGE = "policy-change"
@@ -108,6 +109,8 @@ def look(services: Services, region: str, now: datetime) -> Found:
     manifest = services.manifests.resolve(policy.portfolio)
     release_id = release_id_of(policy, manifest)
     live = read_live(services.releases, region)
+    if live is not None:
+        require_unchanged(live[2].manifest, policy, manifest)
     return Found(
         policy=policy,
         upcoming=upcoming,

@@ -143,6 +143,32 @@ def test_nothing_is_promoted_over_damage(chain: Chain, row: Row, name: str, how:
 
 
 @pytest.mark.faults
+@pytest.mark.parametrize("name", ["policy", "portfolio"])
+def test_a_document_that_a_live_release_was_made_from_is_edited(chain: Chain, row: Row, name: str) -> None:
+    """One flipped bit makes epsilon 2 from 3, or 7; the document stays valid, and nothing is released under it."""
+    row.fault = "the live release's policy or portfolio manifest edited, and still valid"
+    field, region = chain.field, chain.region
+    policy = chain.policy()
+    field.promote(policy)
+    pointer = fetch(field.s3, f"regions/{region}/current.json")
+    key, mark = {
+        "policy": (f"policies/{region}/{policy.serial:08d}.json", b'"epsilon":'),
+        "portfolio": (f"portfolios/{field.portfolio.reference.replace('@1', '/00000001.json')}", b'"n_max":'),
+    }[name]
+    content = fetch(field.s3, key) or b""
+    place = content.index(mark) + len(mark)
+    with damaged(field.s3, key, content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :]):
+        report, sentence = field.reconcile(region)
+        assert report.failed
+        assert f"{key} was changed" in sentence
+        ended = field.promotion(policy).wait()
+        assert not ended.completed
+        assert f"{key} was changed" in ended.sentence
+        assert fetch(field.s3, f"regions/{region}/current.json") == pointer
+    field.survived(region, row)
+
+
+@pytest.mark.faults
 @pytest.mark.parametrize("how", HOW)
 def test_a_damaged_draw_is_not_drawn_again(chain: Chain, row: Row, how: str) -> None:
     row.fault = "the draw damaged between its drawing and its use"
