@@ -125,13 +125,15 @@ def look(services: Services, region: str, now: datetime) -> Found:
 def unended_run(services: Services, region: str, serial: int, now: datetime) -> FlowRun | None:
     """The newest run of policy_change for this policy that waits for its turn or began lately; None: there is none.
 
-    A run whose worker died with it stays "Running" in Prefect for good.
+    A run whose worker died with it stays "Running" in Prefect for good, and "Pending" where it died just before.
     """
     for run in services.orchestrator.unended_runs(POLICY_CHANGE):
         wanted = run.get("parameters") or {}
         if (wanted.get("region"), wanted.get("serial")) != (region, serial):
             continue
         begun = run.get("start_time")
+        if begun is None and run.get("state_type") != "SCHEDULED":
+            begun = (run.get("state") or {}).get("timestamp")
         if begun is None or now - datetime.fromisoformat(str(begun)).astimezone(UTC) < GIVEN_UP:
             return run
     return None

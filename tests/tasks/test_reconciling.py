@@ -218,6 +218,13 @@ def test_a_young_run_counts_and_an_old_one_may_be_dead() -> None:
 
 def test_a_run_that_waits_for_its_turn_counts_however_long() -> None:
     assert unended(run(None)) is not None
+    assert unended(run(None, state={"timestamp": ago(60 * MINUTE)})) is not None
+
+
+def test_a_run_whose_worker_died_before_it_began_may_be_dead() -> None:
+    for seconds, counts in ((119, True), (121, False)):
+        state = {"timestamp": ago(timedelta(seconds=seconds))}
+        assert (unended(run(None, state_type="PENDING", state=state)) is not None) is counts
 
 
 def test_runs_of_other_regions_and_policies_do_not_count() -> None:
