@@ -199,11 +199,15 @@ class Runs:
         return list(self.runs)
 
 
-def run(age: timedelta | None, region: str = "eu", serial: int = 1) -> FlowRun:
-    begun = None if age is None else (NOW - age).isoformat().replace("+00:00", "Z")
-    return FlowRun(
-        name=f"{region}-{serial}", start_time=begun, parameters={"region": region, "serial": serial}
-    )
+def ago(age: timedelta) -> str:
+    return (NOW - age).isoformat().replace("+00:00", "Z")
+
+
+def run(age: timedelta | None, region: str = "eu", serial: int = 1, **more: Any) -> FlowRun:
+    begun = None if age is None else ago(age)
+    parameters = {"region": region, "serial": serial}
+    fields: Any = {"state_type": "SCHEDULED" if age is None else "RUNNING", **more}
+    return FlowRun(name=f"{region}-{serial}", start_time=begun, parameters=parameters, **fields)
 
 
 def unended(*runs: FlowRun) -> FlowRun | None:
