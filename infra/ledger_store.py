@@ -20,6 +20,7 @@ class LedgerStore:
 
     def __init__(self, store: ObjectStore) -> None:
         self.documents = NumberedDocuments(store, LedgerEntry, root="ledger", series_field="lineage")
+        self._read: dict[tuple[str, int], Numbered[LedgerEntry]] = {}  # entries never change: read once
 
     def lineages(self) -> list[str]:
         """Every lineage that has an entry, sorted."""
@@ -89,8 +90,10 @@ class LedgerStore:
 
     def _chain(self, lineage: str) -> list[Numbered[LedgerEntry]]:
         chain: list[Numbered[LedgerEntry]] = []
-        for serial in range(1, self.documents.last_serial(lineage) + 1):
-            numbered = self.documents.read(lineage, serial)
+        for serial, etag in enumerate(self.documents.etags(lineage), start=1):
+            numbered = self._read.get((lineage, serial))
+            if numbered is None or numbered.etag != etag:
+                numbered = self._read[lineage, serial] = self.documents.read(lineage, serial)
             expected = chain[-1].sha256 if chain else None
             if numbered.document.previous_digest != expected:
                 key = self.documents.key(lineage, serial)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Generic
 
 from accounting.errors import InvalidInput
-from infra.canonical import sha256_hex
 from infra.documents import DocumentT
 from infra.object_store import AlreadyExists, Corrupted, ObjectStore
 from infra.settings import StackDown
@@ -28,6 +27,7 @@ class Numbered(Generic[DocumentT]):
     serial: int
     document: DocumentT
     sha256: str
+    etag: str
 
 
 class NumberedDocuments(Generic[DocumentT]):
@@ -52,20 +52,24 @@ class NumberedDocuments(Generic[DocumentT]):
         return self.store.list_folders(f"{self.root}/")
 
     def last_serial(self, series: str) -> int:
-        """The newest number; 0 for a series that does not exist.
+        """The newest number; 0 for a series that does not exist; raises as `etags`."""
+        return len(self.etags(series))
+
+    def etags(self, series: str) -> list[str]:
+        """The etags of all documents of a series, by number, from one listing.
 
         Raises:
             Corrupted: a number is missing or an object is named otherwise, so somebody has deleted or added.
         """
         prefix = f"{self.root}/{series}/"
-        keys = self.store.list(prefix)
-        for serial, key in enumerate(keys, start=1):
+        found = sorted(self.store.etags(prefix).items())
+        for serial, (key, _) in enumerate(found, start=1):
             if key != self.key(series, serial):
                 raise Corrupted(
                     f"s3://{self.store.bucket}/{prefix} should hold {serial:08d}.json next, but holds "
                     f"{key.removeprefix(prefix)}: a document was removed or added by hand; restore it."
                 )
-        return len(keys)
+        return [etag for _, etag in found]
 
     def read(self, series: str, serial: int) -> Numbered[DocumentT]:
         """Read one document and check that it is the one its key says.
@@ -76,13 +80,14 @@ class NumberedDocuments(Generic[DocumentT]):
             Corrupted: it is valid, but another document's.
         """
         key = self.key(series, serial)
-        content = self.store.read(key).content
+        stored = self.store.read(key)
+        content = stored.content
         where = f"s3://{self.store.bucket}/{key}"
         document = self.kind.from_content(content, where)
         inside = (getattr(document, self.series_field), document.serial)  # type: ignore[attr-defined]
         if inside != (series, serial):
             raise Corrupted(f"{where} holds number {inside[1]} of {inside[0]}: restore it from a backup.")
-        return Numbered(serial, document, sha256_hex(content))
+        return Numbered(serial, document, stored.sha256, stored.etag)
 
     def newest(self, series: str) -> Numbered[DocumentT] | None:
         """The document with the highest number, or None for a series that does not exist."""

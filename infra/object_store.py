@@ -166,7 +166,12 @@ class ObjectStore:
 
     def list(self, prefix: str) -> Keys:
         """All keys that begin with `prefix`, sorted."""
-        return sorted(item["Key"] for page in self._pages(Prefix=prefix) for item in page.get("Contents", ()))
+        return sorted(self.etags(prefix))
+
+    def etags(self, prefix: str) -> dict[str, str]:
+        """The etag of every object whose key begins with `prefix`, by key: an unchanged one need not be read again."""
+        pages = self._pages(Prefix=prefix)
+        return {item["Key"]: item["ETag"] for page in pages for item in page.get("Contents", ())}
 
     def list_folders(self, prefix: str) -> Keys:
         """The names between `prefix` and the next slash, sorted."""
