@@ -19,6 +19,7 @@ from flows.policy_steps import (
     Outcome,
     check_on_public_rows,
     consult_scores,
+    import_libraries,
     leave_artifact,
     load_candidates,
     make_draw,
@@ -129,6 +130,7 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
             "with other terms.",
         )
 
+    import_libraries()
     loaded = load_candidates(services, manifest)
     candidates = accountable(manifest, policy, loaded)
     scores = consult_scores(policy, manifest, candidates, loaded)

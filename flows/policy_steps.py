@@ -60,6 +60,13 @@ def read_portfolio(services: Services, policy: Policy) -> PortfolioManifest:
 
 
 @step
+def import_libraries() -> None:
+    """MLflow and torch take seconds to import: here, so that the times of the other steps are their own."""
+    import mlflow  # noqa: F401
+    import torch  # noqa: F401
+
+
+@step
 def load_candidates(services: Services, manifest: PortfolioManifest) -> dict[str, LoadedCandidate]:
     """Pull every candidate from MLflow and check its digests."""
     from tasks.registry import load_all

@@ -133,6 +133,11 @@ class Orchestrator:
             run for run in self.runs(deployment) if (run.get("parameters") or {}).get("event_id") == event_id
         ]
 
+    def task_runs(self, flow_run_id: str) -> list[dict[str, Any]]:
+        """The steps of a run as Prefect saw them, with their names and times, earliest first."""
+        where = {"flow_runs": {"id": {"any_": [flow_run_id]}}, "sort": "EXPECTED_START_TIME_ASC"}
+        return self._pages("/task_runs/filter", where)
+
     def unended_runs(self, deployment: str) -> list[FlowRun]:
         """The runs of a deployment that are scheduled, pending or running, newest first."""
         where = {
