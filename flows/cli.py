@@ -168,7 +168,7 @@ def reconcile(
         bool, typer.Option("--wait/--no-wait", help="wait for the runs that it starts to end")
     ] = True,
 ) -> None:
-    """Start what a lost event missed, and mend what a killed process left. Prefect does it every five minutes."""
+    """Make production agree with the policy documents now. Prefect does it every five minutes."""
     from flows.commands import reconcile_now
 
     if not reconcile_now(Settings(), wait=wait, console=out):
@@ -183,7 +183,7 @@ def ledger(
         bool, typer.Option("--json", help="print one JSON document instead of tables")
     ] = False,
 ) -> None:
-    """Show everything ever released from a lineage, and what it costs together, by region and over all."""
+    """Show everything ever released from a lineage. Also what it costs together, by region and over all."""
     from flows.ledger_views import print_ledger
 
     print_ledger(out, Settings(), lineage, delta, as_json=as_json)
@@ -218,7 +218,7 @@ def verify(
         Path | None, typer.Option(help="folder of NAME.json by candidate; the stack is not asked then")
     ] = None,
 ) -> None:
-    """Recompute a certificate from its trajectories, weights and documents. The exit status is 1 if any differs."""
+    """Recompute a certificate from its runs, weights and documents. The exit status is 1 if anything differs."""
     from flows.verify import verify_and_print
 
     if not verify_and_print(Settings(), target, trajectories, out):
