@@ -14,7 +14,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from infra.documents import PortfolioManifest, release_id_of
+from infra.documents import Policy, PortfolioManifest, release_id_of
 from tasks.services import Services
 
 BUCKET = "production"
@@ -29,6 +29,8 @@ class Memory:
     objects: dict[str, str] = field(default_factory=dict)  # ETag of what is never changed, by key
     contents: dict[tuple[str, str], bytes] = field(default_factory=dict)  # as read before, by key and ETag
     served: dict[str, set[str]] = field(default_factory=dict)  # every release that a region's pointer named
+    policies: dict[tuple[str, int], Policy] = field(default_factory=dict)
+    manifests: dict[tuple[str, int], PortfolioManifest] = field(default_factory=dict)
 
 
 def fetch(s3: Any, key: str) -> bytes | None:
@@ -103,18 +105,20 @@ def serves_a_whole_release(services: Services, s3: Any, memory: Memory, region: 
     return wrong
 
 
-def releases_of(services: Services, region: str) -> dict[str, PortfolioManifest]:
-    """Every release that the region's policies can name, with its portfolio version."""
-    manifests = [
-        services.manifests.read(name, serial)
-        for name in services.manifests.names()
-        for serial in range(1, services.manifests.documents.last_serial(name) + 1)
-    ]
-    last = services.policies.documents.last_serial(region)
+def releases_of(services: Services, memory: Memory, region: str) -> dict[str, PortfolioManifest]:
+    """Every release that the region's policies can name, with its portfolio version. Neither ever changes."""
+    for name in services.manifests.names():
+        for serial in range(1, services.manifests.documents.last_serial(name) + 1):
+            if (name, serial) not in memory.manifests:
+                memory.manifests[name, serial] = services.manifests.read(name, serial)
+    for serial in range(1, services.policies.documents.last_serial(region) + 1):
+        if (region, serial) not in memory.policies:
+            memory.policies[region, serial] = services.policies.read(region, serial)
     return {
-        release_id_of(services.policies.read(region, serial), manifest): manifest
-        for serial in range(1, last + 1)
-        for manifest in manifests
+        release_id_of(policy, manifest): manifest
+        for (of, _), policy in memory.policies.items()
+        if of == region
+        for manifest in memory.manifests.values()
     }
 
 
@@ -144,7 +148,7 @@ def ledger_covers_everything(services: Services, s3: Any, memory: Memory, region
         pointer.get("previous_release_id"),
         *memory.served.get(region, ()),
     } - {None}
-    possible = releases_of(services, region)
+    possible = releases_of(services, memory, region)
     ledgers = {
         lineage: read_ledger(s3, memory, lineage) for lineage in {m.lineage for m in possible.values()}
     }
@@ -166,7 +170,7 @@ def is_drawn_once(services: Services, s3: Any, memory: Memory, region: str) -> l
     """A draw never changes, and everything that knows of it names the same outcome."""
     wrong: list[str] = []
     ledgers: dict[str, list[dict[str, Any]]] = {}
-    for release_id, manifest in releases_of(services, region).items():
+    for release_id, manifest in releases_of(services, memory, region).items():
         content = fetch(s3, f"releases/{release_id}/draw.json")
         if content is None:
             if release_id in memory.draws:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from datetime import UTC, datetime
 
 import pytest
@@ -39,17 +40,15 @@ def test_duplicates_at_once_and_again_are_one_release(chain: Chain, row: Row) ->
 @pytest.mark.parametrize("same_id", [True, False], ids=["same id", "ids of their own"])
 def test_ten_duplicate_events_are_one_release(chain: Chain, row: Row, same_id: bool) -> None:
     row.fault = f"ten duplicate events at once, {'with one id' if same_id else 'each with an id of its own'}"
+    before = len(chain.field.runs_of(chain.region))
     policy = chain.policy()
-    first = chain.field.emit(policy)
-    emitters = [
-        threading.Thread(target=chain.field.emit, args=(policy, first if same_id else None)) for _ in range(9)
-    ]
+    first = str(uuid.uuid4()) if same_id else None
+    emitters = [threading.Thread(target=chain.field.emit, args=(policy, first)) for _ in range(10)]
     for emitter in emitters:
         emitter.start()
     for emitter in emitters:
         emitter.join()
-    before = len(chain.field.runs_of(chain.region))
-    runs = chain.field.wait_for_runs(chain.region, max(before, 1 if same_id else 10))
+    runs = chain.field.wait_for_runs(chain.region, before + (1 if same_id else 10))
     row.remark = f"{sum(run['parameters']['serial'] == policy.serial for run in runs)} runs"
     chain.field.survived(chain.region, row)
     assert kinds(chain.field, chain.region) == ["intended", "live"]

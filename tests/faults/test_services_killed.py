@@ -27,7 +27,7 @@ from tests.faults.test_events import kinds
 pytestmark = [pytest.mark.system, pytest.mark.faults, pytest.mark.timeout(900)]
 
 FLOW = "flows.policy_change:"
-TIMES = 3
+TIMES = 2
 
 
 @pytest.fixture(scope="module")
