@@ -105,6 +105,14 @@ KINDS = {
         run={},
         scores={"c0": 0.9, "c1": 0.8, "c2": 0.1},
     ),
+    "unaccounted": Kind(
+        bound="random_selection_pld",
+        noises=(4.0, 8.0, 16.0),
+        epsilon=1.5,
+        policy={"mechanisms": ["random_selection"], "selection": "validation_unaccounted"},
+        run={},
+        scores={"c0": 0.9, "c1": 0.8, "c2": 0.1},
+    ),
 }
 
 

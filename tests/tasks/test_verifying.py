@@ -258,6 +258,7 @@ OF_A_MERGE = {
         ("poisson", {*OF_THE_NOISE, "sampling_probability"}),
         ("poisson_selection", {*OF_THE_NOISE, "sampling_probability"}),
         ("validation", OF_THE_NOISE),
+        ("unaccounted", OF_THE_NOISE),
     ],
 )
 def test_a_changed_run_is_found_even_where_every_digest_was_changed_with_it(
