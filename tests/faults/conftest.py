@@ -40,6 +40,9 @@ def row(request: pytest.FixtureRequest) -> Iterator[Row]:
     yield row
     if row.times:
         request.config.stash[_TABLE].add(row)
+        told = request.config.pluginmanager.get_plugin("terminalreporter")
+        if told is not None:  # pytest-xdist's workers have none
+            told.write_line(" | ".join(row.cells()))
     assert row.wrong == []
     assert row.settled == row.times > 0
 

@@ -130,14 +130,22 @@ def test_nothing_is_promoted_over_damage(chain: Chain, row: Row, name: str, how:
     mark = places.get(name, b'"schema":"')
     place = content.index(mark) + len(mark)
     changed = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+    # A pointer's digest and the manifest contradict each other, and either may be the damaged one.
+    blamed = {
+        key,
+        *({f"{folder}/manifest.json"} if name == "pointer" else ()),
+        *({"ledger/"} if name == "ledger" else ()),
+    }
     pointer = fetch(field.s3, f"regions/{region}/current.json")
     with damaged(field.s3, key, changed if how == "bit-flipped" else truncated(content, dice)):
         ended = field.promotion(policy).wait()
         assert not ended.completed
-        assert (key in ended.sentence) or (name == "ledger" and "ledger/" in ended.sentence), ended.sentence
+        assert any(each in ended.sentence for each in blamed), ended.sentence
         report, sentence = field.reconcile(region)
-        assert report.failed or not report.changed or "ended: " in sentence
-        assert key in sentence or "ledger/" in sentence, sentence
+        assert report.failed or report.changed
+        assert any(each in sentence for each in blamed), sentence
+        if name != "pointer":
+            assert fetch(field.s3, f"regions/{region}/current.json") == pointer
     assert fetch(field.s3, f"regions/{region}/current.json") == pointer
     field.survived(region, row)
 
