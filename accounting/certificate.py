@@ -41,6 +41,9 @@ MERGE_RULES = {
 }
 
 
+_AVERAGE = Mechanism.LINEAR_COMBINATION
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
     """One release's claim. Everything in it is JSON-ready, finite and an upper bound."""
@@ -118,8 +121,13 @@ class Certificate:
             raise InvalidInput(
                 "Weights chosen by scores are covered by the joint release of all consulted alone."
             )
+        if self.consulted and not set(self.weights) <= set(self.consulted):
+            raise InvalidInput(
+                "Where candidates were consulted, only they can have a weight: the bound covers them."
+            )
         require_non_negative("epsilon", self.epsilon)
-        require_non_negative("fresh_noise", self.fresh_noise)
+        if require_non_negative("fresh_noise", self.fresh_noise) and self.mechanism is not _AVERAGE:
+            raise InvalidInput(f"Fresh noise belongs to a linear combination, not to a {self.mechanism}.")
         require_open_unit("delta", self.delta)
         if self.epsilon > self.budget.epsilon or self.delta > self.budget.delta:
             raise InvalidInput("A certificate's epsilon and delta must lie within the budget it names.")
@@ -136,6 +144,11 @@ class Certificate:
         outcomes = [component.name for component in self.components] or list(self.weights)
         if self.realised is not None and self.realised.candidate not in outcomes:
             raise InvalidInput(f"The realised candidate {self.realised.candidate!r} has no weight.")
+        drawn = self.mechanism is not _AVERAGE and len(outcomes) > 1
+        if drawn != (self.realised is not None):
+            raise InvalidInput(
+                "A certificate says what was drawn, and its own guarantee, exactly where something was drawn."
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready mapping with the schema's name."""

@@ -15,6 +15,7 @@ from accounting.mixtures import mixture_bound
 from accounting.other_bounds import joint_rdp
 from accounting.plan import Mechanism
 from accounting.random_selection import random_selection_bound, random_selection_rdp_bound
+from accounting.selection_rules import worded
 from accounting.shifted_interpolation import shifted
 from accounting.trajectory import Trajectory
 
@@ -45,6 +46,11 @@ def recheck(certificate: Certificate, trajectories: Mapping[str, Trajectory]) ->
             if getattr(trajectory, label) != getattr(certificate, label):
                 raise AccountingError(f"The certificate's {label} is not that of candidate {name!r}.")
     bound = recompute(certificate, trajectories)
+    for sentence in worded(certificate.selection, bound.assumptions):
+        if sentence not in certificate.assumptions:
+            raise AccountingError(
+                f"The certificate leaves out an assumption that its bound rests on: {sentence}"
+            )
     _require_holds(bound, certificate.epsilon, certificate.delta)
     if certificate.mu is not None and not certificate.mu >= (bound.mu or 0.0) * (1 - _AGREEMENT):
         raise AccountingError(

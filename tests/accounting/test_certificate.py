@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from accounting.bounds import INDEPENDENT_RUNS, LAST_MERGED_ONLY, WEIGHTS_BLIND
 from accounting.budget import NeighboringRelation, PrivacyBudget
 from accounting.certificate import (
     Certificate,
@@ -281,13 +282,37 @@ def test_recheck_finds_exchanged_and_missing_runs(
 def test_recheck_covers_every_bound_that_may_be_certified(
     merged: Certificate, drawn: Certificate, runs: dict[str, Trajectory]
 ) -> None:
-    recheck(replace(merged, bound="generic", epsilon=2.99, mu=merged.mu), runs)
+    blind = replace(
+        merged, assumptions=(*merged.assumptions, WEIGHTS_BLIND, INDEPENDENT_RUNS, LAST_MERGED_ONLY)
+    )
+    recheck(replace(blind, bound="generic", epsilon=2.99, mu=merged.mu), runs)
     loose = replace(merged, epsilon=3.0, budget=PrivacyBudget(epsilon=3.0, delta=1e-5), mu=None, profile=())
     recheck(replace(loose, bound="joint_rdp"), runs)
     renyi = replace(drawn, bound="random_selection_rdp", epsilon=2.0, profile=(), budget=loose.budget)
     recheck(renyi, runs)
     with pytest.raises(AccountingError):
         recheck(replace(renyi, epsilon=1.5), runs)
+
+
+def test_recheck_wants_every_assumption_of_the_bound(
+    merged: Certificate, drawn: Certificate, runs: dict[str, Trajectory]
+) -> None:
+    for certificate in (merged, drawn):
+        for left_out in certificate.assumptions:
+            kept = tuple(text for text in certificate.assumptions if text != left_out)
+            with pytest.raises(AccountingError, match="leaves out an assumption"):
+                recheck(replace(certificate, assumptions=kept), runs)
+    with pytest.raises(AccountingError, match="leaves out an assumption"):
+        recheck(replace(merged, assumptions=("Trust us.",)), runs)
+
+
+def test_a_draw_is_stated_where_there_was_one(merged: Certificate, drawn: Certificate) -> None:
+    with pytest.raises(InvalidInput, match="exactly where something was drawn"):
+        replace(drawn, realised=None)
+    with pytest.raises(InvalidInput, match=r"drawn|no weight"):
+        replace(merged, realised=drawn.realised)
+    with pytest.raises(InvalidInput, match="Fresh noise belongs to a linear combination"):
+        replace(drawn, fresh_noise=1e9)
 
 
 def test_a_draw_must_be_named(candidates: list[Candidate]) -> None:

@@ -199,6 +199,13 @@ def test_validation_covers_every_consulted_run(make_candidates: Maker) -> None:
         replace(certificate, consulted=())
     with pytest.raises(InvalidInput, match="joint release of all consulted"):
         replace(certificate, bound="generic")
+    # c3 was never looked at, so the joint release of those that were says nothing about it.
+    forged = {**certificate.candidates, "c3": certificate.candidates["c1"]}
+    with pytest.raises(InvalidInput, match="only they can have a weight"):
+        replace(certificate, weights={"c3": 1.0}, candidates=forged)
+    alone = {"c1": certificate.candidates["c1"]}
+    with pytest.raises(AccountingError, match="leaves out an assumption"):
+        recheck(replace(certificate, selection="public_twin", consulted=(), candidates=alone), runs)
 
 
 def test_validation_beyond_the_budget_says_what_would_fit(make_candidates: Maker) -> None:
