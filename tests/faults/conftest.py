@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -18,19 +22,36 @@ from tests.faults.harness import Chain, Field, Row, Table, quiet
 from tests.system.conftest import plain_s3, portfolio, remerge, services  # noqa: F401
 
 _TABLE = pytest.StashKey[Table]()
+_BEGUN = pytest.StashKey[float]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--keep-table", type=Path, help="the file whose last section gets the table, if all is well"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_TABLE] = Table()
+    config.stash[_BEGUN] = time.monotonic()
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
+) -> None:
     table = config.stash[_TABLE]
-    if table.rows:
-        terminalreporter.section("faults survived")
-        terminalreporter.write_line(table.markdown())
-        for line in (line for row in table.rows for line in row.wrong):
-            terminalreporter.write_line(f"WRONG: {line}")
+    if not table.rows:
+        return
+    terminalreporter.section("faults survived")
+    terminalreporter.write_line(table.markdown())
+    for line in (line for row in table.rows for line in row.wrong):
+        terminalreporter.write_line(f"WRONG: {line}")
+    file: Path | None = config.getoption("--keep-table", default=None)
+    if file is not None and exitstatus == pytest.ExitCode.OK:
+        minutes = (time.monotonic() - config.stash[_BEGUN]) / 60
+        before, heading, _ = file.read_text().partition("## Results\n")
+        when = f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores ({platform.machine()}), {minutes:.0f} minutes"
+        file.write_text(f"{before}{heading}\n{when}.\n\n{table.markdown()}\n")
 
 
 @pytest.fixture
