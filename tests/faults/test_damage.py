@@ -190,8 +190,10 @@ def test_a_damaged_draw_is_not_drawn_again(chain: Chain, row: Row, how: str) -> 
     key = f"releases/{release_id}/draw.json"
     content = fetch(field.s3, key) or b""
     field.look(region, row)
-    place = content.index(b'"point":"') + len(b'"point":"')
-    other = content[:place] + (b"0" if content[place] >= ord("8") else b"f") + content[place + 1 :]
+    place = content.index(b'"drawn":"eps-') + len(b'"drawn":"eps-')
+    other = (
+        content[:place] + bytes([content[place] ^ 6]) + content[place + 1 :]
+    )  # eps-4 for eps-2, and the reverse
     with damaged(field.s3, key, other if how == "bit-flipped" else truncated(content, dice)):
         ended = field.promotion(policy).wait()
         assert not ended.completed
