@@ -195,7 +195,7 @@ def moved_at_least(
         from_gaussian_mechanism(
             noise,
             sampling_prob=q,
-            value_discretization_interval=1e-4,
+            value_discretization_interval=1e-3,
             pessimistic_estimate=False,
             neighboring_relation=LibraryRelation.ADD_OR_REMOVE_ONE,
         ).self_compose(steps)

@@ -183,8 +183,15 @@ def together(book: Book, policy: Policy, plan: Plan) -> float:
     return cumulative([*past.of_scope(policy), new], RELATION).epsilon(DELTA)
 
 
-@pytest.mark.parametrize("scope", ["region", "all_regions"])
-@pytest.mark.parametrize("mechanisms", [["linear_combination"], ["random_selection"], ["mixture"]])
+@pytest.mark.parametrize(
+    ("scope", "mechanisms"),
+    [
+        ("region", ["linear_combination"]),
+        ("all_regions", ["linear_combination"]),
+        ("region", ["random_selection"]),
+        ("all_regions", ["mixture"]),
+    ],
+)
 def test_a_budget_of_many_releases_covers_them_with_the_new_one(scope: str, mechanisms: list[str]) -> None:
     book = Book()
     book.add(1, "eu", plan_of(Mechanism.LINEAR_COMBINATION, 1.0))
