@@ -160,9 +160,8 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
         if policy.scope != "release" and not reserve(services, entry("reserved"), past):
             continue
         try:
-            if (
-                scores and len(plan.outcomes) > 1
-            ):  # the stored draw shows weights that depend on private scores
+            # A stored draw shows the weights, which may depend on private scores.
+            if scores and len(plan.outcomes) > 1:
                 write_ledger(services, entry("consulted"))
             draw = make_draw(services, release_id, plan)
             model = merge_models(plan, draw, loaded)
@@ -170,10 +169,8 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
             certificate = certify(release_id, policy, manifest, plan, draw, after)
             files = report.release_files(model, certificate, draw)
             write_ledger(services, entry("intended", draw, files[CERTIFICATE]))
-        except (
-            Changed
-        ):  # another promoter of this release has written first, after another past: theirs counts
-            continue
+        except Changed:
+            continue  # another promoter of this release was faster, after another past: theirs counts
         break
     else:
         raise Changed(f"The ledger of {manifest.lineage} kept growing; reconcile will try again.")
