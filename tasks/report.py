@@ -10,6 +10,7 @@ from accounting.selection_rules import SCORES_UNACCOUNTED, UNACCOUNTED, VALIDATI
 from infra.canonical import canonical_json, sha256_hex
 from infra.documents import Draw, Policy, PortfolioManifest, Provenance, ReleaseManifest
 from infra.releases import CERTIFICATE, DRAW, MODEL
+from tasks.cumulative import SCOPE_WORDS
 from tasks.merged_models import registered_name
 from tasks.validation import Verdict
 
@@ -145,6 +146,8 @@ def decision_page(
                 ["certified by", BOUND_WORDS.get(certificate.bound, certificate.bound)],
                 ["certified epsilon", f"{certificate.epsilon:.6g}"],
                 *_realised_row(certificate),
+                ["the budget covers", SCOPE_WORDS[policy.scope]],
+                *_cumulative_rows(certificate),
                 ["accuracy on public-gate rows", f"{verdict.accuracy:.3f} (needed {verdict.minimum:.3f})"],
                 ["started by", provenance_in_words(provenance)],
                 ["release", certificate.release_id],
@@ -189,6 +192,7 @@ def infeasible_page(policy: Policy, manifest: PortfolioManifest, reason: str, pr
             [
                 ["budget", budget],
                 ["portfolio", manifest.reference],
+                ["the budget covers", SCOPE_WORDS[policy.scope]],
                 ["mechanisms allowed", ", ".join(policy.mechanisms)],
                 ["weights chosen by", SELECTION_WORDS[policy.selection]],
                 ["started by", provenance_in_words(provenance)],
@@ -261,6 +265,18 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
     return "\n".join([line(header), "|" + " --- |" * len(header), *(line(row) for row in rows)])
+
+
+def _cumulative_rows(certificate: Certificate) -> list[list[str]]:
+    """What everything released from the lineage costs together; epsilons of single releases do not add up."""
+    found = certificate.cumulative
+    if found is None:
+        return [["together with earlier releases", "could not be accounted"]]
+    count = "the only one" if found.releases == 1 else f"{found.releases} of them"
+    return [
+        [f"all releases in {certificate.region} together", f"epsilon {found.epsilon_region:.6g}"],
+        ["all releases in all regions together", f"epsilon {found.epsilon_all_regions:.6g} ({count})"],
+    ]
 
 
 def _realised_row(certificate: Certificate) -> list[list[str]]:
