@@ -142,7 +142,11 @@ def cumulative(releases: Sequence[PastRelease], relation: NeighboringRelation) -
 def cumulative_by_region(
     releases: Sequence[PastRelease], relation: NeighboringRelation
 ) -> Mapping[str, Bound]:
-    """The same for each region's releases alone, for somebody who sees that region only; by region, sorted."""
+    """The same for each region's releases alone, for somebody who sees that region only; by region, sorted.
+
+    A region's figure holds where its releases were chosen without looking at parameters released in other regions:
+    a choice made by looking at them would tell about them.
+    """
     regions = sorted({release.region for release in releases})
     return {
         region: cumulative([release for release in releases if release.region == region], relation)

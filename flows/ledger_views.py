@@ -19,7 +19,8 @@ from tasks.services import open_services
 
 NOT_ADDITIVE = (
     "Epsilons of single releases do not add up. Failed checks and releases that were only intended count too: the "
-    "ledger cannot tell who saw them. Draws count as what was drawn."
+    "ledger cannot tell who saw them. Draws count as what was drawn. A region's own figure holds where its releases "
+    "were chosen without looking at parameters released in other regions."
 )
 
 
