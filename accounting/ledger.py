@@ -164,7 +164,7 @@ def _worlds(releases: Sequence[PastRelease]) -> list[tuple[float, tuple[Outcome,
                 share = 1.0 if len(release.possible) == 1 else outcome.probability
                 # Fresh noise is drawn anew by each release, so two such averages are never the same.
                 same = _key(outcome)
-                name = same if outcome.fresh_noise == 0 else (number, same)
+                name = same if outcome.fresh_noise == 0 else (number, outcome.fresh_noise, same)
                 is_known = name in key
                 entry = grown.setdefault(key | {name}, ([], known if is_known else (*known, outcome)))
                 entry[0].append(math.fsum(chances) * share)

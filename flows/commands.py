@@ -18,7 +18,8 @@ from infra.events import emit_policy_changed
 from infra.orchestrator import FlowRun, RunNotEnded, message_of
 from infra.settings import Settings
 from infra.stack import require_worker
-from tasks.candidates import require_utilities
+from tasks.candidates import require_relation, require_utilities
+from tasks.cumulative import SCOPE_WORDS
 from tasks.services import Services, open_services
 
 TRAIN_TIMEOUT = 24 * 3600.0
@@ -87,6 +88,7 @@ def set_policy(settings: Settings, fields: Mapping[str, Any], *, asked: Asked, c
     require_worker(settings)
     manifest = _portfolio(services, fields["portfolio"])
     require_utilities(manifest, checked.selection)
+    require_relation(manifest, checked.neighboring_relation)
     reference = fields["portfolio"] or manifest.reference
     if manifest.n_max is not None and checked.delta >= 1 / manifest.n_max:
         console.print(
@@ -110,7 +112,7 @@ def set_policy(settings: Settings, fields: Mapping[str, Any], *, asked: Asked, c
     policy = services.policies.append({**fields, "portfolio": reference}, new=asked.new)
     console.print(
         f"Policy {policy.serial} of {region}: epsilon {policy.epsilon:g} at delta {policy.delta:g} "
-        f"({policy.neighboring_relation}), from {policy.portfolio}"
+        f"({policy.neighboring_relation}) for {SCOPE_WORDS[policy.scope]}, from {policy.portfolio}"
         f"{'' if policy.selection == 'noise' else f', weights chosen by {policy.selection}'}.",
         highlight=False,
         soft_wrap=True,

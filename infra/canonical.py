@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from typing import Any
+from typing import Any, NoReturn
 
 
 def canonical_json(document: Any) -> bytes:
@@ -15,6 +15,30 @@ def canonical_json(document: Any) -> bytes:
     """
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
     return text.encode()
+
+
+def strict_json(content: bytes | str) -> Any:
+    """Read JSON in which every key stands once and every number is finite.
+
+    Of a key given twice, one reader would take the first value and another the last.
+
+    Raises:
+        ValueError: it is not that; a short reason.
+    """
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise ValueError("a key is given twice")
+        return found
+
+    def no_constant(name: str) -> NoReturn:
+        raise ValueError(f"{name} is not JSON")
+
+    try:
+        return json.loads(content, object_pairs_hook=once, parse_constant=no_constant)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def sha256_hex(content: bytes) -> str:

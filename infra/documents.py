@@ -19,11 +19,15 @@ from pydantic import (
     model_validator,
 )
 
+from accounting.budget import LARGEST_EPSILON, LEAST_DELTA, LEAST_EPSILON
 from infra.canonical import digest
 from infra.strict_document import Digest, Document, Name, Time
 
 Relation = Literal["replace_one", "add_or_remove_one", "replace_special"]
 Selection = Literal["noise", "stated", "public_twin", "validation", "validation_unaccounted"]
+
+
+FileName = Annotated[str, Field(pattern=r"^[a-z_]+\.[a-z]+$")]  # of a release: never a path
 
 
 class Policy(Document):
@@ -32,8 +36,8 @@ class Policy(Document):
     schema_: Literal["remerge/policy/1"] = Field("remerge/policy/1", alias="schema")
     region: Name
     serial: Annotated[int, Field(ge=1)]
-    epsilon: Annotated[float, Field(gt=0)]  # nats
-    delta: Annotated[float, Field(gt=0, lt=1)]
+    epsilon: Annotated[float, Field(ge=LEAST_EPSILON, le=LARGEST_EPSILON)]  # nats
+    delta: Annotated[float, Field(ge=LEAST_DELTA, lt=1)]
     neighboring_relation: Relation = "replace_one"
     unit: Literal["record"] = "record"
     portfolio: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}@(?:[1-9][0-9]*|latest)$")]
@@ -242,7 +246,7 @@ class ReleaseManifest(Document):
     portfolio: str
     manifest_digest: Digest  # of the portfolio manifest
     network: NetworkRecord
-    files: dict[str, Digest]  # sha256 by file name: model.safetensors, certificate.json[, draw.json]
+    files: dict[FileName, Digest]  # sha256 by file name: model.safetensors, certificate.json[, draw.json]
     accuracy: Annotated[float, Field(ge=0, le=1)]  # of the merged model, on the public-gate rows
     gate_rows: Annotated[int, Field(ge=1)]
     registered_model: str

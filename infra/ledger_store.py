@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from accounting.errors import InvalidInput
 from infra.documents import LedgerEntry
 from infra.numbered import Numbered, NumberedDocuments
 from infra.object_store import Changed, Corrupted, ObjectStore
@@ -63,7 +64,8 @@ class LedgerStore:
             after: the number of entries that the decision to add it was made on; None: any.
 
         Raises:
-            InvalidInput: the first field at fault; nothing was stored.
+            InvalidInput: the first field at fault, or the release is in the ledger with other outcomes; nothing was
+                stored.
             Corrupted: the chain is broken.
             Changed: the ledger has grown since `after` entries, or the release's first entry counts another past
                 (another promoter was faster); nothing was stored.
@@ -81,6 +83,11 @@ class LedgerStore:
                 )
             same = _newest_match(own, kind=wanted.kind, certificate_digest=wanted.certificate_digest)
             if same and same.serial < serial:
+                if same.outcomes != wanted.outcomes:
+                    raise InvalidInput(
+                        f"Release {wanted.release_id[:12]} is in the ledger of {wanted.lineage} (entry {same.serial}) "
+                        "with another plan, of another version of remerge perhaps; set the policy again with `--new`."
+                    )
                 return same
             if after is not None and serial != after + 1:
                 raise Changed(f"The ledger of {wanted.lineage} has grown meanwhile; decide anew.")

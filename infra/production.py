@@ -25,7 +25,6 @@ The process needs no more than the right to get objects under `regions/` and `re
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Mapping
@@ -35,6 +34,7 @@ from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from accounting.errors import InvalidInput, RemergeError
+from infra.canonical import strict_json
 from infra.documents import Draw, Pointer, ReleaseManifest
 from infra.object_store import Corrupted, Missing, ObjectStore
 from infra.releases import CERTIFICATE, DRAW, MODEL, ReleaseStore, release_key
@@ -273,10 +273,11 @@ def read_release(releases: ReleaseStore, pointer: Pointer) -> Release:
     from accounting.certificate import Certificate
 
     manifest = releases.read_manifest(pointer.release_id, sha256=pointer.release_manifest_digest)
-    if manifest.region != pointer.region:
+    if (manifest.region, manifest.policy_serial) != (pointer.region, pointer.policy_serial):
         raise Corrupted(
-            f"The pointer of region {pointer.region} leads to release {manifest.release_id[:12]} of region "
-            f"{manifest.region}: switch the region to a release of its own."
+            f"The pointer of region {pointer.region} (policy {pointer.policy_serial}) leads to release "
+            f"{manifest.release_id[:12]} of region {manifest.region} (policy {manifest.policy_serial}): switch the "
+            "region to a release of its own."
         )
 
     def where(name: str) -> str:
@@ -289,7 +290,7 @@ def read_release(releases: ReleaseStore, pointer: Pointer) -> Release:
         name: releases.read_file(manifest.release_id, name, sha256) for name, sha256 in manifest.files.items()
     }
     try:
-        certificate = Certificate.from_dict(json.loads(files[CERTIFICATE]))
+        certificate = Certificate.from_dict(strict_json(files[CERTIFICATE]))
     except ValueError:
         raise InvalidInput(f"{where(CERTIFICATE)} is not JSON; roll the region back.") from None
     draw = Draw.from_content(files[DRAW], where(DRAW)) if DRAW in files else None

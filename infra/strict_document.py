@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from accounting.errors import InvalidInput
-from infra.canonical import canonical_json, sha256_hex
+from infra.canonical import canonical_json, sha256_hex, strict_json
 
 NAME = r"^[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?$"
 SHA256 = r"^[0-9a-f]{64}$"
@@ -19,7 +19,10 @@ SHA256 = r"^[0-9a-f]{64}$"
 def _require_utc(value: datetime) -> datetime:
     if value.tzinfo is None:
         raise ValueError("a time needs its time zone, for example 2026-11-29T14:00:00Z")
-    return value.astimezone(UTC)
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("a time must lie in the years 1 to 9999, UTC") from None
 
 
 Name = Annotated[str, Field(pattern=NAME)]
@@ -48,9 +51,14 @@ class Document(BaseModel):
             InvalidInput: one sentence that names the document and the first field at fault.
         """
         try:
-            return cls.from_fields(json.loads(content), where)
-        except (json.JSONDecodeError, UnicodeDecodeError):
-            raise InvalidInput(f"{where} is not JSON; restore it from a backup or write it anew.") from None
+            fields = strict_json(content)
+        except ValueError as error:
+            plain = isinstance(error, json.JSONDecodeError | UnicodeDecodeError)
+            reason = "" if plain else f" of the right form ({error})"
+            raise InvalidInput(
+                f"{where} is not JSON{reason}; restore it from a backup or write it anew."
+            ) from None
+        return cls.from_fields(fields, where)
 
     @classmethod
     def from_fields(cls, fields: Any, where: str) -> Self:

@@ -58,12 +58,7 @@ def accountable(
             f"{manifest.reference} protects a {manifest.unit}, but the policy's unit is {policy.unit}; set the "
             f"policy for a portfolio of that unit."
         )
-    if manifest.neighboring_relation != policy.neighboring_relation:
-        raise IncompatibleCandidates(
-            f"{manifest.reference} was trained and recorded under {manifest.neighboring_relation}, but the policy "
-            f"demands {policy.neighboring_relation}; set the policy with `--neighboring-relation "
-            f"{manifest.neighboring_relation}`, or train a portfolio under {policy.neighboring_relation}."
-        )
+    require_relation(manifest, policy.neighboring_relation)
     by_utility = policy.selection in UTILITY_RULES
     return tuple(
         Candidate(
@@ -97,3 +92,17 @@ def require_utilities(manifest: PortfolioManifest, selection: str) -> None:
 
 def _some(names: Sequence[str]) -> str:
     return f"{', '.join(names[:3])}{' and others' if len(names) > 3 else ''}"
+
+
+def require_relation(manifest: PortfolioManifest, relation: str) -> None:
+    """Refuse a portfolio that was trained and recorded for other neighbours than a policy speaks of.
+
+    Raises:
+        IncompatibleCandidates: with both relations, and what to do.
+    """
+    if manifest.neighboring_relation != relation:
+        raise IncompatibleCandidates(
+            f"{manifest.reference} was trained and recorded under {manifest.neighboring_relation}, but the policy "
+            f"demands {relation}; set the policy with `--neighboring-relation {manifest.neighboring_relation}`, or "
+            f"train a portfolio under {relation}."
+        )

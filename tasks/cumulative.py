@@ -177,21 +177,19 @@ def solve_in_scope(
             found.append(plan)
             low = middle
     if not found:
-        raise _exhausted(policy, cumulative(before, relation), whole)
+        # Of a plan that scores have chosen nothing is told: it says something about the models that were looked at.
+        raise _exhausted(policy, cumulative(before, relation), None if consulted else whole)
     return max(found, key=lambda plan: plan.objective)
 
 
 def _exhausted(policy: Policy, spent: Bound, plan: Plan | None) -> BudgetInfeasible:
     own = spent.epsilon(policy.delta)
     what = f"epsilon {policy.epsilon:g} at delta {policy.delta:g} for {SCOPE_WORDS[policy.scope]}"
-    hint = "set a larger budget, or a policy of scope release"
-    tried = (
-        ""
-        if plan is None
-        else f", and nothing was found that fits beside it (alone {plan.epsilon:.4g} would do)"
-    )
+    hint = f"set a larger budget; a policy of scope release would not hold {SCOPE_WORDS[policy.scope]} to any"
+    beside = "" if own > policy.epsilon else ", and nothing was found that fits beside it"
+    alone = "" if plan is None else f" (alone {plan.epsilon:.4g} would do)"
     return BudgetInfeasible(
-        f"The policy allows {what}, and what is out already has {own:.4g}{tried}. What is out cannot be taken back: "
+        f"The policy allows {what}, and what is out already has {own:.4g}{beside}{alone}. What is out cannot be taken back: "
         f"{hint}.",
         target=policy.epsilon,
         best=own,

@@ -6,7 +6,6 @@ be is a check that has failed, and the others go on.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TypeVar
 from accounting.certificate import Certificate
 from accounting.checks import Check, compare, failed
 from accounting.errors import InvalidInput, RemergeError
+from infra.canonical import strict_json
 from infra.documents import Draw, LedgerEntry, Policy, PortfolioManifest, ReleaseManifest
 from infra.releases import CERTIFICATE, DRAW, MANIFEST, MODEL
 from tasks.services import Services
@@ -181,7 +181,7 @@ def _of_stack(services: Services, content: bytes, gathering: _Gathering, progres
 def _parsed(content: bytes) -> Certificate | None:
     """The certificate, where it can be read; what is wrong with it otherwise is for `verify` to say."""
     try:
-        return Certificate.from_dict(json.loads(content))
+        return Certificate.from_dict(strict_json(content))
     except (RemergeError, ValueError, TypeError):
         return None
 

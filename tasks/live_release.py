@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from datetime import UTC, datetime
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from accounting.certificate import Certificate
 from accounting.errors import InvalidInput, RemergeError
+from infra.canonical import strict_json
 from infra.documents import Pointer, Policy
 from infra.object_store import Corrupted
 from infra.releases import ReleaseStore
@@ -41,7 +41,7 @@ def read_live(releases: ReleaseStore, region: str) -> tuple[Pointer, str, LiveRe
     return (
         pointer,
         etag,
-        LiveRelease(manifest=manifest, certificate=Certificate.from_dict(json.loads(content))),
+        LiveRelease(manifest=manifest, certificate=Certificate.from_dict(strict_json(content))),
     )
 
 

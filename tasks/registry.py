@@ -6,7 +6,6 @@ followed: the portfolio manifest names versions by number and files by digest.
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from accounting.errors import InvalidInput, RemergeError
 from accounting.trajectory import Trajectory
-from infra.canonical import canonical_json, sha256_hex
+from infra.canonical import canonical_json, sha256_hex, strict_json
 from infra.documents import CandidateRecord, NetworkRecord, PortfolioManifest
 from infra.settings import StackDown
 from tasks.candidates import LoadedCandidate
@@ -202,7 +201,7 @@ def fetch_candidate(
     """Pull a candidate and check both of its files against the manifest; errors as `fetch_files`."""
     model, trajectory = fetch_files(client, manifest, record)
     return LoadedCandidate(
-        name=record.name, model=model, trajectory=Trajectory.from_dict(json.loads(trajectory))
+        name=record.name, model=model, trajectory=Trajectory.from_dict(strict_json(trajectory))
     )
 
 
@@ -235,7 +234,7 @@ def fetch_trajectory(
     client: MlflowClient, manifest: PortfolioManifest, record: CandidateRecord
 ) -> Trajectory:
     """Pull a candidate's history alone, checked against the manifest; errors as `fetch_files`."""
-    return Trajectory.from_dict(json.loads(_trajectory_content(client, manifest, record)))
+    return Trajectory.from_dict(strict_json(_trajectory_content(client, manifest, record)))
 
 
 def _trajectory_content(client: MlflowClient, manifest: PortfolioManifest, record: CandidateRecord) -> bytes:

@@ -7,7 +7,6 @@ bounds (`accounting.independent`). Nothing is read here: see `tasks.evidence`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -17,7 +16,7 @@ from accounting.errors import RemergeError
 from accounting.independent import derive_again
 from accounting.restate import restate
 from accounting.trajectory import Trajectory
-from infra.canonical import digest, sha256_hex
+from infra.canonical import digest, sha256_hex, strict_json
 from infra.documents import Draw, LedgerEntry, Policy, PortfolioManifest, ReleaseManifest
 from infra.releases import CERTIFICATE, DRAW, MODEL
 from tasks import merging
@@ -49,7 +48,7 @@ def verify(evidence: Evidence) -> Iterator[Check]:
     """
     yield from evidence.faults
     try:
-        certificate = Certificate.from_dict(json.loads(evidence.certificate))
+        certificate = Certificate.from_dict(strict_json(evidence.certificate))
     except (RemergeError, ValueError, TypeError) as error:
         yield failed("the certificate can be read", _sentence(error))
         return
@@ -119,6 +118,7 @@ def _of_policy(certificate: Certificate, policy: Policy | None) -> list[Check]:
         ),
         compare("unit of the policy", certificate.unit, policy.unit),
         compare("selection of the policy", certificate.selection, policy.selection),
+        compare("portfolio is one the policy names", _names(policy.portfolio, certificate.portfolio), True),
         compare("mechanism is one the policy allows", certificate.mechanism in policy.mechanisms, True),
         compare("merge rule", certificate.merge_rule, merge_rule(certificate.mechanism)),
         compare("fresh noise, which policies never allow", _fresh_noise(certificate), 0.0),
@@ -127,6 +127,12 @@ def _of_policy(certificate: Certificate, policy: Policy | None) -> list[Check]:
     if realised is not None:
         checks.append(compare("drawn outcome within the policy's cap", realised.epsilon <= policy.cap, True))
     return checks
+
+
+def _names(wanted: str, found: str) -> bool:
+    """Whether a policy's `name@serial` or `name@latest` names a portfolio version."""
+    name, _, serial = wanted.partition("@")
+    return wanted == found or (serial == "latest" and name == found.partition("@")[0])
 
 
 def _fresh_noise(certificate: Certificate) -> float:
@@ -217,7 +223,7 @@ def _runs(certificate: Certificate, stored: Mapping[str, bytes]) -> tuple[dict[s
             continue
         checks.append(compare(f"digest of the {what}", reference.trajectory_sha256, sha256_hex(stored[name])))
         try:
-            runs[name] = Trajectory.from_dict(json.loads(stored[name]))
+            runs[name] = Trajectory.from_dict(strict_json(stored[name]))
         except (RemergeError, ValueError, TypeError) as error:
             checks.append(failed(what, _sentence(error)))
             continue
