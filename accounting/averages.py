@@ -26,6 +26,8 @@ Array = NDArray[np.float64]
 
 _MOST_SETS = 50  # whose bound is evaluated; the first nearly always holds
 _MARGINS = (1e-12, 1e-9, 1e-6, 1e-3)  # of mu^2, until the certified bound agrees with the search's
+_DUST = 1e-2  # weights below are given up where that is hardly worse
+_HARDLY = 1e-3
 _COMPARABLE = 1e12  # ratio of variances beyond which a run is left out of the continuous search
 
 
@@ -87,7 +89,13 @@ def best_average(
     for runs in families(members, budget, relation):
         for found in (
             best_set(runs, budget, relation),
-            best_merge(averaging_of(runs, relation), budget, relation, fresh_allowed=fresh_allowed),
+            without_dust(
+                best_merge(averaging_of(runs, relation), budget, relation, fresh_allowed=fresh_allowed),
+                runs,
+                budget,
+                relation,
+                fresh_allowed=fresh_allowed,
+            ),
         ):
             if found is not None and (best is None or found.clearly_better_than(best)):
                 best = found
@@ -128,6 +136,37 @@ def best_merge(
         if found is not None:
             return found
     return None
+
+
+def without_dust(
+    found: Release | None,
+    runs: Sequence[Member],
+    budget: PrivacyBudget,
+    relation: NeighboringRelation,
+    *,
+    fresh_allowed: bool,
+) -> Release | None:
+    """The same merge without runs of little weight that hardly better it.
+
+    They cost a single release next to nothing, and all that is released later everything: once a second merge is
+    out, every run in either may be known.
+    """
+    if found is None:
+        return None
+    kept = [run for run in runs if found.weights.get(run.name, 0.0) >= _DUST]
+    if not kept or len(kept) == len(found.weights):
+        return found
+    cleaner = best_merge(averaging_of(kept, relation), budget, relation, fresh_allowed=fresh_allowed)
+    return (
+        cleaner if cleaner is not None and hardly_worse(cleaner.objective, found.objective, kept) else found
+    )
+
+
+def hardly_worse(objective: float, best: float, runs: Sequence[Member]) -> bool:
+    """Whether an objective is within one part in a thousand of the best: of it, or of the spread of utilities."""
+    utilities = [run.utility for run in runs if run.utility is not None]
+    unit = max(utilities) - min(utilities) if utilities else abs(best)
+    return objective >= best - _HARDLY * unit
 
 
 def best_set(runs: Sequence[Member], budget: PrivacyBudget, relation: NeighboringRelation) -> Release | None:

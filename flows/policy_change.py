@@ -6,6 +6,7 @@ the truth, and every step finds what an earlier attempt at the same release left
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -39,6 +40,7 @@ from flows.policy_steps import (
 from infra.canonical import sha256_hex
 from infra.documents import (
     Draw,
+    Policy,
     PortfolioManifest,
     Provenance,
     ReleaseManifest,
@@ -99,11 +101,9 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
             sentence=f"Policy {serial} of {region} takes effect at {policy.effective_at:%Y-%m-%d %H:%M:%S} UTC; "
             "reconcile starts it then.",
         )
-    if current.serial > serial:
-        return Outcome(
-            kind="superseded",
-            sentence=f"Policy {serial} of {region} was superseded by policy {current.serial}; nothing was done.",
-        )
+    newer = superseded_by(services, policy)
+    if newer is not None:
+        return newer
     manifest = read_portfolio(services, policy)
     release_id = release_id_of(policy, manifest)
 
@@ -151,24 +151,30 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
 
     for _ in range(RESERVATION_TRIES):
         past = read_past(services, manifest, release_id)
+        newer = superseded_by(services, policy)
+        if newer is not None:
+            return newer
         try:
             plan = solve_weights(policy, candidates, scores, past)
         except BudgetInfeasible as error:
             leave_artifact(region, report.infeasible_page(policy, manifest, error.message, provenance))
             return Outcome(kind="infeasible", portfolio=manifest.reference, sentence=error.message)
         # A budget of many releases is taken before anything is drawn or shown, lest two regions take the same rest.
-        if policy.scope != "release" and not reserve(services, entry("reserved"), past):
-            continue
+        if policy.scope != "release":
+            if not reserve(services, entry("reserved"), past):
+                continue
+            past = replace(past, is_new=False)
         try:
             # A stored draw shows the weights, which may depend on private scores.
             if scores and len(plan.outcomes) > 1:
-                write_ledger(services, entry("consulted"))
+                write_ledger(services, entry("consulted"), past)
+                past = replace(past, is_new=False)
             draw = make_draw(services, release_id, plan)
             model = merge_models(plan, draw, loaded)
             after = figures_after(past, policy, plan, draw, candidates, tuple(scores or ()))
             certificate = certify(release_id, policy, manifest, plan, draw, after)
             files = report.release_files(model, certificate, draw)
-            write_ledger(services, entry("intended", draw, files[CERTIFICATE]))
+            write_ledger(services, entry("intended", draw, files[CERTIFICATE]), past)
         except Changed:
             continue  # another promoter of this release was faster, after another past: theirs counts
         break
@@ -184,6 +190,9 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
             kind="failed_check", release_id=release_id, portfolio=manifest.reference, sentence=verdict.reason
         )
 
+    newer = superseded_by(services, policy)
+    if newer is not None:  # what has not been shown yet need not be shown any more
+        return newer
     sentence = report.one_sentence(policy, certificate, draw, verdict)
     shown = {**files, "report.md": page.encode()}
     version = register(services, policy, manifest, certificate, verdict, shown, sentence)
@@ -199,6 +208,17 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
     )
     release = upload_release(services, release, files)
     return go_live(services, manifest, release, sentence, page)
+
+
+def superseded_by(services: Services, policy: Policy) -> Outcome | None:
+    """How an attempt ends whose policy a newer one has replaced by now; None where none has."""
+    current = services.policies.in_effect(policy.region, datetime.now(UTC))
+    if current is None or current.serial <= policy.serial:
+        return None
+    return Outcome(
+        kind="superseded",
+        sentence=f"Policy {policy.serial} of {policy.region} was superseded by policy {current.serial}.",
+    )
 
 
 def go_live(

@@ -132,9 +132,13 @@ def merge_models(plan: Plan, draw: Draw | None, loaded: dict[str, LoadedCandidat
 
 
 @step
-def write_ledger(services: Services, fields: dict[str, Any]) -> None:
-    """Append to the lineage's ledger; the same entry of the same attempt is written once."""
-    services.ledger.append_once(fields)
+def write_ledger(services: Services, fields: dict[str, Any], past: Past | None = None) -> None:
+    """Append to the lineage's ledger; the same entry of the same attempt is written once.
+
+    A release's first entry is written only while the ledger is as `past` found it: so that of two releases one
+    counts the other, and a policy that has been superseded meanwhile is noticed.
+    """
+    services.ledger.append_once(fields, after=past.entries if past is not None and past.is_new else None)
 
 
 @step

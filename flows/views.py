@@ -12,6 +12,7 @@ from infra.documents import Policy, Provenance
 from infra.orchestrator import FlowRun, message_of
 from infra.settings import Settings, connections
 from tasks.compliance import LiveRelease, State
+from tasks.cumulative import SCOPE_WORDS
 from tasks.live_release import current_policy, region_compliance
 from tasks.report import provenance_in_words, release_in_words
 from tasks.services import Services, open_services
@@ -106,7 +107,8 @@ def epsilon_in_words(live: LiveRelease) -> str:
 
 
 def budget_in_words(policy: Policy) -> str:
-    return f"epsilon {policy.epsilon:g} at delta {policy.delta:g}"
+    scope = "" if policy.scope == "release" else f", {SCOPE_WORDS[policy.scope]}"
+    return f"epsilon {policy.epsilon:g} at delta {policy.delta:g}{scope}"
 
 
 def started_by(provenance: Provenance) -> str:

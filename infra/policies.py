@@ -38,6 +38,13 @@ class PolicyStore:
                 return policy
         return None
 
+    def next_to_come(self, region: str, now: datetime) -> Policy | None:
+        """The policy that takes effect next: the earliest one still to come that no newer one cancels before."""
+        current = self.in_effect(region, now)
+        first = current.serial + 1 if current is not None else 1
+        later = [self.read(region, n) for n in range(first, self.documents.last_serial(region) + 1)]
+        return min(later, key=lambda policy: (policy.effective_at, -policy.serial), default=None)
+
     def read(self, region: str, serial: int) -> Policy:
         """Read one policy.
 

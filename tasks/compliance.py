@@ -79,14 +79,21 @@ def fault_of(live: LiveRelease, policy: Policy) -> str | None:
     return None
 
 
-def assess(policy: Policy, live: LiveRelease | None, now: datetime | None = None) -> Compliance:
-    """Judge a region. A policy that is not yet in effect must not be passed."""
+def assess(
+    policy: Policy, live: LiveRelease | None, now: datetime | None = None, *, scope_fault: str | None = None
+) -> Compliance:
+    """Judge a region. A policy that is not yet in effect must not be passed.
+
+    Args:
+        scope_fault: why the releases that the policy's budget must cover together do not fit it, from
+            `tasks.cumulative.scope_fault`; None where they do, or where it covers the live one alone.
+    """
     now = now or datetime.now(UTC)
     if live is None:
         return Compliance(
             state=State.NO_RELEASE, readable=False, reason="No model has been promoted in this region yet."
         )
-    fault = fault_of(live, policy)
+    fault = fault_of(live, policy) or scope_fault
     if fault is None:
         return Compliance(
             state=State.COMPLIANT,

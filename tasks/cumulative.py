@@ -31,6 +31,7 @@ class Past:
 
     releases: tuple[PastRelease, ...]
     entries: int  # of the ledger, that were read
+    is_new: bool = True  # the release that is being made is not in the ledger yet
 
     def of_scope(self, policy: Policy) -> tuple[PastRelease, ...]:
         """Those whose cost the policy's budget must cover beside the new release."""
@@ -55,7 +56,7 @@ def past_of(entries: Sequence[LedgerEntry], release_id: str) -> Past:
     for entry in counted:
         by_release.setdefault(entry.release_id, []).append(entry)
     releases = tuple(_release(group) for name, group in by_release.items() if name != release_id)
-    return Past(releases=releases, entries=len(counted))
+    return Past(releases=releases, entries=len(counted), is_new=own is None)
 
 
 def outcomes_of_plan(
@@ -114,6 +115,31 @@ def figures(past: Past, new: PastRelease, relation: NeighboringRelation, delta: 
         delta=delta,
         releases=len(past.releases) + 1,
         after_ledger_entry=past.entries,
+    )
+
+
+def scope_fault(policy: Policy, entries: Sequence[LedgerEntry], release_id: str) -> str | None:
+    """Why a live release breaks a policy whose budget covers many releases, in a sentence; None where it does not.
+
+    Everything in the ledger counts, later entries too: past draws as realised, the live release as its mixture.
+    """
+    own = [entry for entry in entries if entry.release_id == release_id]
+    if policy.scope == "release" or not own:
+        return None
+    others = past_of([entry for entry in entries if entry.release_id != release_id], release_id)
+    live = replace(_release(own), drawn=None)
+    relation = parse_relation(policy.neighboring_relation)
+    budget = PrivacyBudget(epsilon=policy.epsilon, delta=policy.delta)
+    try:
+        together = cumulative([*others.of_scope(policy), live], relation)
+        if epsilon_within(together, budget) is not None:
+            return None
+        spent = f"have epsilon {together.epsilon(policy.delta):.4g} at delta {policy.delta:g}"
+    except (AccountingError, IncompatibleCandidates) as error:
+        spent = f"cannot be accounted ({error.message.rstrip('.')})"
+    return (
+        f"{SCOPE_WORDS[policy.scope].capitalize()} {spent}, which does not satisfy the policy's epsilon "
+        f"{policy.epsilon:g}."
     )
 
 
@@ -189,8 +215,8 @@ def _exhausted(policy: Policy, spent: Bound, plan: Plan | None) -> BudgetInfeasi
     beside = "" if own > policy.epsilon else ", and nothing was found that fits beside it"
     alone = "" if plan is None else f" (alone {plan.epsilon:.4g} would do)"
     return BudgetInfeasible(
-        f"The policy allows {what}, and what is out already has {own:.4g}{beside}{alone}. What is out cannot be taken back: "
-        f"{hint}.",
+        f"The policy allows {what}, and what is out already has {own:.4g}{beside}{alone}. What is out cannot be taken "
+        f"back: {hint}.",
         target=policy.epsilon,
         best=own,
         hint=hint,

@@ -14,6 +14,7 @@ from infra.documents import Pointer, Policy
 from infra.object_store import Corrupted
 from infra.releases import ReleaseStore
 from tasks.compliance import Compliance, LiveRelease, assess
+from tasks.cumulative import scope_fault
 from tasks.services import Services
 
 
@@ -51,7 +52,8 @@ def current_policy(services: Services, region: str, now: datetime | None = None)
     Raises:
         InvalidInput: the region is unknown; the sentence names the known ones.
     """
-    policy = services.policies.in_effect(region, now or datetime.now(UTC)) or services.policies.newest(region)
+    now = now or datetime.now(UTC)
+    policy = services.policies.in_effect(region, now) or services.policies.next_to_come(region, now)
     if policy is None:
         known = ", ".join(services.policies.regions()) or "none yet"
         raise InvalidInput(
@@ -66,7 +68,11 @@ def region_compliance(services: Services, region: str) -> tuple[Policy, LiveRele
     policy = current_policy(services, region)
     found = read_live(services.releases, region)
     live = found[2] if found else None
-    return policy, live, assess(policy, live)
+    fault = None
+    if live is not None and policy.scope != "release":
+        entries = services.ledger.entries(live.certificate.lineage)
+        fault = scope_fault(policy, entries, live.manifest.release_id)
+    return policy, live, assess(policy, live, scope_fault=fault)
 
 
 def pull(services: Services, region: str, to: Path) -> tuple[Compliance, list[Path]]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
     from infra.documents import ReleaseManifest
+    from infra.releases import ReleaseStore
 
 ALIAS = "production"
 RELEASE_TAG = "remerge.release_id"
@@ -99,6 +100,34 @@ def point_alias(client: MlflowClient, name: str, version: int) -> None:
     require_up(client)
     with answers(f"set the alias {ALIAS} of {name}"):
         client.set_registered_model_alias(name, ALIAS, str(version))
+
+
+def register_again(client: MlflowClient, releases: ReleaseStore, release: ReleaseManifest) -> list[str]:
+    """Make the live release a version again, from its sealed files, where somebody has deleted that from MLflow.
+
+    Returns:
+        A sentence where it had to be done; nothing where a version of the release is there.
+    """
+    require_up(client)
+    name = release.registered_model
+    with answers(f"read the versions of {name}"):
+        versions = client.search_model_versions(f"name = '{name}'")
+    if any(version.tags.get(RELEASE_TAG) == release.release_id for version in versions):
+        return []
+    version = register_merge(
+        client,
+        portfolio=release.portfolio.partition("@")[0],
+        region=release.region,
+        release_id=release.release_id,
+        files={
+            file: releases.read_file(release.release_id, file, sha) for file, sha in release.files.items()
+        },
+        parameters={"policy": f"{release.region}/{release.policy_serial}", "portfolio": release.portfolio},
+        metrics={"gate_accuracy": release.accuracy},
+        tags={"remerge.policy_serial": str(release.policy_serial)},
+        description="Registered again from the production stage, because its version was gone.",
+    )
+    return [f"The live release's version of {name} was gone from MLflow; it is version {version} now."]
 
 
 def restore_alias(client: MlflowClient, release: ReleaseManifest) -> list[str]:

@@ -94,8 +94,7 @@ def look(services: Services, region: str, now: datetime) -> Found:
         RemergeError: a document is damaged, or a service does not answer.
     """
     policy = services.policies.in_effect(region, now)
-    newest = services.policies.newest(region)
-    upcoming = newest if newest is not None and newest.effective_at > now else None
+    upcoming = services.policies.next_to_come(region, now)
     if policy is None:
         return Found(
             policy=None,
@@ -148,7 +147,7 @@ def mend(services: Services, region: str, now: datetime) -> list[str]:
     Raises:
         RemergeError: a document is damaged, or a service does not answer.
     """
-    from tasks.merged_models import restore_alias
+    from tasks.merged_models import register_again, restore_alias
     from tasks.promotion import live_fields
 
     policy = services.policies.in_effect(region, now)
@@ -163,6 +162,7 @@ def mend(services: Services, region: str, now: datetime) -> list[str]:
         done.append(
             f"The ledger of {lineage} now says that release {release.release_id[:12]} is live in {region}."
         )
+    done += register_again(services.mlflow, services.releases, release)
     done += restore_alias(services.mlflow, release)
     return done
 

@@ -22,7 +22,7 @@ from infra.releases import CERTIFICATE, DRAW, MODEL
 from tasks import merging
 from tasks.certifying import merge_rule
 from tasks.drawing import drawn_index
-from tasks.verifying_ledger import of_ledger, outcomes_of
+from tasks.verifying_ledger import of_ledger, of_scope, outcomes_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,4 +237,7 @@ def _of_ledger(
 ) -> Iterable[Check]:
     if evidence.ledger is None:
         return [not_compared("ledger and cumulative figures", "The ledger is not at hand.")]
-    return of_ledger(certificate, evidence.certificate, evidence.ledger, runs)
+    checks = list(of_ledger(certificate, evidence.certificate, evidence.ledger, runs))
+    if evidence.policy is not None and evidence.policy.scope != "release":
+        checks += of_scope(evidence.policy, certificate, evidence.ledger)
+    return checks

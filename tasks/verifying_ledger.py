@@ -9,8 +9,8 @@ from accounting.checks import AGREEMENT, Check, compare, compare_numbers, failed
 from accounting.plan import Mechanism
 from accounting.trajectory import Trajectory, segment_to_dict, union_of_segments
 from infra.canonical import canonical_json, sha256_hex
-from infra.documents import LedgerEntry
-from tasks.cumulative import figures, past_of
+from infra.documents import LedgerEntry, Policy
+from tasks.cumulative import SCOPE_WORDS, figures, past_of, scope_fault
 
 CERTIFICATE_IN_LEDGER = "digest of the certificate in the ledger"
 _POISSON = 1e-6  # relative, of a cumulative epsilon
@@ -33,6 +33,13 @@ def of_ledger(
         return
     yield from _of_entry(certificate, content, entry, runs)
     yield from _of_cumulative(certificate, ledger, entry)
+
+
+def of_scope(policy: Policy, certificate: Certificate, ledger: Sequence[LedgerEntry]) -> list[Check]:
+    """A budget that covers many releases covers them as the ledger has them now."""
+    what = f"the policy's budget covers {SCOPE_WORDS[policy.scope]}"
+    fault = scope_fault(policy, ledger, certificate.release_id)
+    return [compare(what, True, True) if fault is None else failed(what, fault)]
 
 
 def outcomes_of(certificate: Certificate) -> list[tuple[str, float, dict[str, float]]]:

@@ -285,7 +285,7 @@ def test_what_is_wrong_with_one_region_is_told_and_keeps_no_other_from_its_turn(
                 raise Corrupted("s3://production/policies/aa/00000001.json is damaged.")
             return None
 
-        def newest(self, region: str) -> Policy:
+        def next_to_come(self, region: str, now: datetime) -> Policy:
             return policy(1, NOW + MINUTE)
 
     services: Any = type("Only", (), {"policies": Damaged()})()
