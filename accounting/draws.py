@@ -7,20 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from accounting.averages import hardly_worse
 from accounting.budget import NeighboringRelation, PrivacyBudget
 from accounting.members import Member, epsilon_within
 from accounting.plan import Mechanism
 from accounting.profile import deltas_at
 from accounting.random_selection import random_selection_bound, solve_random_selection
 from accounting.release import Release
-
-_DUST = 1e-2  # a probability below is given up where that is hardly worse
-
-
-def fits_alone(member: Member, budget: PrivacyBudget) -> bool:
-    """Whether a run's own bound satisfies the budget."""
-    return epsilon_within(member.bound, budget) is not None
 
 
 def best_draw(
@@ -35,12 +27,6 @@ def best_draw(
     if weights is None:
         return None
     used = [(float(w), member) for w, member in zip(weights, ordered, strict=True) if w > 0]
-    kept = [member for w, member in used if w >= _DUST]
-    if len(kept) < len(used) and kept:  # a draw that hardly ever ends otherwise: for nothing
-        certain = max(kept, key=lambda member: member.worth)
-        value = math.fsum(w * member.worth for w, member in used)
-        if len(kept) == 1 and fits_alone(certain, budget) and hardly_worse(certain.worth, value, ordered):
-            used = [(1.0, certain)]
     bound = random_selection_bound(
         [w for w, _ in used], [member.candidate.trajectory for _, member in used], relation
     )

@@ -9,7 +9,7 @@ from accounting.bounds import Bound
 from accounting.plan import Alternative, Component, Mechanism
 
 _CLEARLY = 1e-9  # relative
-_WORTH_A_MIXTURE = 1e-3  # relative
+_WORTH_A_DRAW = 1e-3  # relative
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,12 +25,21 @@ class Release:
     components: tuple[Component, ...] = ()  # of a mixture
 
     def clearly_better_than(self, other: Release) -> bool:
-        """By more than rounding, or for a mixture by a thousandth: else the simpler release is kept.
+        """By more than rounding, or for a draw by a thousandth: else the simpler release is kept.
 
-        The program's mixtures often gain next to nothing by a tiny chance of a much louder model.
+        The program's draws often gain next to nothing by a tiny chance of a much louder model, and a mixture's over a
+        plain random selection's.
         """
-        needed = _WORTH_A_MIXTURE if self.components and not other.components else _CLEARLY
+        for_a_draw = self.is_drawn and not other.is_drawn
+        for_a_mixture = bool(self.components) and not other.components
+        needed = _WORTH_A_DRAW if for_a_draw or for_a_mixture else _CLEARLY
         return self.objective > other.objective + needed * abs(other.objective)
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether chance decides what is released."""
+        drawn = self.components or (self.weights if self.mechanism is Mechanism.RANDOM_SELECTION else ())
+        return len(drawn) > 1
 
     @property
     def merges_several(self) -> bool:

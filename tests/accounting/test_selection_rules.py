@@ -146,9 +146,9 @@ def test_averages_by_the_surrogate(
 
 
 def test_an_average_of_known_updates_beats_the_draw_in_the_surrogate(make_candidates: Maker) -> None:
-    noises = [16.0, 24.0, 48.0]
+    noises = [14.0, 24.0, 48.0]
     for c, averaged in ((1.0, True), (math.inf, False)):
-        candidates = scored(make_candidates(noises, update_lipschitz=c), [0.9, 0.8, 0.6])
+        candidates = scored(make_candidates(noises, update_lipschitz=c), [9.0, 3.0, 1.0])
         plan = solve(budget(1.5), candidates, relation=REPLACE, selection="stated")
         assert (plan.mechanism is LC and len(plan.weights) > 1) == averaged
         assert any(

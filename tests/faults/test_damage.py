@@ -216,16 +216,20 @@ def test_an_alias_that_was_changed_by_hand(chain: Chain, row: Row) -> None:
 
 @pytest.mark.faults
 def test_the_live_version_deleted_from_the_registry(chain: Chain, row: Row, tmp_path: Path) -> None:
-    row.fault = "the live release's registry version deleted; the next policy is promoted all the same"
+    row.fault = (
+        "the live release's registry version deleted; one reconcile registers it again from production"
+    )
     field, region = chain.field, chain.region
     name = f"{field.portfolio.name}-{region}"
     client = field.services.mlflow
     version = client.get_model_version_by_alias(name, "production").version
-    _, whole = live_folder(field, region)
+    folder, whole = live_folder(field, region)
     client.delete_model_version(name, version)
     report, sentence = field.reconcile(region)
-    assert report.failed
-    assert f"Version {version} of {name}" in sentence
+    assert report.changed
+    assert f"version of {name} was gone" in sentence
+    again = client.get_model_version_by_alias(name, "production")
+    assert again.tags["remerge.release_id"] == folder.removeprefix("releases/")
     assert readings(field, region, tmp_path) == [whole, whole]  # production needs no MLflow
     field.look(region, row)
     chain.policy()

@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 
-from infra.documents import PortfolioManifest
+from infra.documents import PortfolioManifest, release_id_of
 from infra.orchestrator import TERMINAL
+from tasks.compliance import State
 from tasks.cumulative import ledger_figures
+from tasks.live_release import region_compliance
 from tasks.services import Services
 from tests.conftest import SharedStack
-from tests.system.conftest import read_json
+from tests.system.conftest import keys_of, read_json, run_policy
 
 pytestmark = pytest.mark.system
 
@@ -123,3 +125,47 @@ def _run_of(services: Services, region: str) -> str:
                 return str(run["id"])
         time.sleep(0.2)
     raise AssertionError(f"no run for {region}")
+
+
+def test_an_attempt_that_was_overtaken_exposes_nothing(
+    portfolio: PortfolioManifest,
+    services: Services,
+    prefect_api: None,
+    region: str,
+    s3: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A newer policy with a budget for the whole region is promoted while the older one is about to be written down."""
+    import flows.policy_change as story
+
+    common = {"region": region, "delta": 1e-5, "portfolio": portfolio.reference, "author": "test"}
+    old = services.policies.append({**common, "epsilon": 2.6, "mechanisms": ["linear_combination"]})
+    merge = story.merge_models
+
+    def overtaken(*arguments: Any) -> bytes:
+        monkeypatch.setattr(story, "merge_models", merge)
+        newer = services.policies.append({**common, "epsilon": 1.0, "scope": "region"})
+        assert run_policy(newer).succeeded
+        return merge(*arguments)
+
+    monkeypatch.setattr(story, "merge_models", overtaken)
+    ended = run_policy(old)
+    assert "superseded by policy 2" in ended.sentence
+    entries = [e for e in services.ledger.entries(portfolio.lineage) if e.region == region]
+    assert [e.kind for e in entries] == ["reserved", "intended", "live"]
+    assert keys_of(s3, f"releases/{release_id_of(old, portfolio)}/") == []
+    assert region_compliance(services, region)[2].state is State.COMPLIANT
+
+    # A rule for the whole region that what is out breaks already: the live release does not comply with it.
+    spent = services.policies.append({**common, "epsilon": 0.6, "scope": "region"})
+    assert not run_policy(spent).succeeded
+    _, _, verdict = region_compliance(services, region)
+    assert verdict.state is State.NON_COMPLIANT
+    looser = services.policies.append({**common, "epsilon": 3.0, "mechanisms": ["linear_combination"]})
+    assert run_policy(looser).succeeded
+    services.policies.append({**common, "epsilon": 3.1, "scope": "region"})
+    _, live, verdict = region_compliance(services, region)
+    assert live is not None
+    assert live.certificate.epsilon <= 3.1  # alone it would comply
+    assert verdict.state is State.NON_COMPLIANT
+    assert "All releases of the region together have epsilon" in verdict.reason

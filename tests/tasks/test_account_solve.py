@@ -140,10 +140,13 @@ def test_stated_guarantees_cannot_be_compared_by_noise() -> None:
         answer({"theirs": theirs})
 
 
-def test_a_run_that_is_hardly_private_is_not_drawn_for_next_to_nothing() -> None:
+def test_a_run_that_is_hardly_private_is_named_and_can_be_capped() -> None:
     runs = {"weak": run_of("w", 0.01, 0.99), "strong": run_of("s", 32, 0.8)}
-    assert dict(answer(runs).best.weights) == {"strong": 1.0}
-    capped = answer(runs, cap=8.0)
+    assert dict(answer(runs).best.weights) == {"strong": 1.0}  # no draw for next to nothing
+    free = answer(runs, mechanisms=["random_selection"])
+    assert 0 < free.best.weights["weak"] < 1e-4
+    assert any("weak may be drawn" in note and "policies use 8" in note for note in free.notes)
+    capped = answer(runs, cap=8.0, mechanisms=["random_selection"])
     assert dict(capped.best.weights) == {"strong": 1.0}
     assert "exceeds the cap of 8" in capped.set_aside["weak"]
     assert not any("may be drawn" in note for note in capped.notes)
