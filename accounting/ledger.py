@@ -21,7 +21,7 @@ hockey-stick divergence.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from accounting.bounds import Bound, run_assumptions
@@ -104,7 +104,8 @@ def cumulative(releases: Sequence[PastRelease], relation: NeighboringRelation) -
 
     Args:
         releases: of one lineage, at least one, in any order. Those without a draw are taken as fixed before any
-            of their draws.
+            of their draws. For somebody who sees one region only, its releases alone; that figure holds where they
+            were chosen without looking at parameters released elsewhere.
         relation: the recorded neighbouring relation of every run.
 
     Returns:
@@ -137,21 +138,6 @@ def cumulative(releases: Sequence[PastRelease], relation: NeighboringRelation) -
         source=SOURCE,
         mu=profile.mu if isinstance(profile, GaussianProfile) else None,
     )
-
-
-def cumulative_by_region(
-    releases: Sequence[PastRelease], relation: NeighboringRelation
-) -> Mapping[str, Bound]:
-    """The same for each region's releases alone, for somebody who sees that region only; by region, sorted.
-
-    A region's figure holds where its releases were chosen without looking at parameters released in other regions:
-    a choice made by looking at them would tell about them.
-    """
-    regions = sorted({release.region for release in releases})
-    return {
-        region: cumulative([release for release in releases if release.region == region], relation)
-        for region in regions
-    }
 
 
 def _worlds(releases: Sequence[PastRelease]) -> list[tuple[float, tuple[Outcome, ...]]]:

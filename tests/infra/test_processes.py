@@ -102,7 +102,6 @@ def test_a_child_can_be_interrupted_even_where_the_parent_cannot(mark: str, tmp_
     assert child.wait(5) != 0
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="compares with Linux's /proc")
 def test_ps_serves_where_there_is_no_proc(mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     child, _ = _spawn(FAMILY, mark, tmp_path)
     _wait(lambda: len(processes.marked(mark)) == 3)
