@@ -48,6 +48,7 @@ from infra.documents import (
 )
 from infra.object_store import Changed
 from infra.releases import CERTIFICATE
+from tasks.coalescing import end_superseded, superseded_sentence
 from tasks.services import Services, open_services
 
 RESERVATION_TRIES = 20
@@ -70,6 +71,7 @@ def policy_change(region: str, serial: int, event_id: str | None = None) -> Stat
     from tasks.provenance import provenance_of
 
     services = open_services()
+    end_superseded(services, datetime.now(UTC))
     provenance = provenance_of(services.orchestrator, flow_run.get_id(), event_id)
     try:
         outcome = promote(services, region, serial, provenance)
@@ -215,10 +217,8 @@ def superseded_by(services: Services, policy: Policy) -> Outcome | None:
     current = services.policies.in_effect(policy.region, datetime.now(UTC))
     if current is None or current.serial <= policy.serial:
         return None
-    return Outcome(
-        kind="superseded",
-        sentence=f"Policy {policy.serial} of {policy.region} was superseded by policy {current.serial}.",
-    )
+    sentence = superseded_sentence(policy.region, policy.serial, current.serial)
+    return Outcome(kind="superseded", sentence=sentence)
 
 
 def go_live(

@@ -211,6 +211,12 @@ class Orchestrator:
                 )
             time.sleep(interval)
 
+    def end_waiting(self, flow_run_id: str, sentence: str) -> bool:
+        """End a run well that has not been started, saying why; whether Prefect did so."""
+        state = {"type": "COMPLETED", "message": sentence}
+        answer = self._call("POST", f"/flow_runs/{flow_run_id}/set_state", json={"state": state})
+        return bool(answer["status"] == "ACCEPT")
+
     def crash_unfinished(self, reason: str) -> list[FlowRun]:
         """Mark as crashed what Prefect takes for running, and return it; only for when nothing can be."""
         going = {"flow_runs": {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}}}

@@ -179,6 +179,8 @@ def _prefect(home: Path, ports: Mapping[str, int], secrets: Mapping[str, str]) -
         "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
         # The default keeps leases in memory: a restart would forget who holds a concurrency slot.
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+        # How long a run that found no free slot waits before it asks again; the default of 30 leaves slots empty.
+        "PREFECT_SERVER_DEPLOYMENTS_CONCURRENCY_SLOT_WAIT_SECONDS": "3",
     }
     return Launch(command, environment, _folder(home / "prefect"))
 

@@ -13,11 +13,11 @@ from enum import StrEnum
 from accounting.errors import RemergeError
 from infra.documents import Attempt, LedgerEntry, Policy, PortfolioManifest, release_id_of
 from infra.orchestrator import RECONCILE_TAG, FlowRun
+from tasks.coalescing import POLICY_CHANGE, end_superseded
 from tasks.live_release import read_live
 from tasks.promotion import require_unchanged
 from tasks.services import Services
 
-POLICY_CHANGE = "policy-change"
 GIVEN_UP = timedelta(
     minutes=2
 )  # a run that began so long ago may be dead; another one beside it does no harm
@@ -196,6 +196,7 @@ def reconcile_all(services: Services, now: datetime) -> list[Report]:
     Raises:
         RemergeError: S3 does not answer, so no region can be judged.
     """
+    end_superseded(services, now)
     return [reconcile_region(services, region, now) for region in services.policies.regions()]
 
 

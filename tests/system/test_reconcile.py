@@ -13,6 +13,8 @@ import pytest
 import yaml
 
 from infra.documents import PortfolioManifest
+from infra.orchestrator import message_of
+from tasks.coalescing import end_superseded
 from tasks.reconciling import Action, reconcile_region
 from tasks.services import Services
 from tests.conftest import SharedStack
@@ -43,6 +45,39 @@ def test_a_run_of_reconcile_in_prefect_mends_the_alias(
     assert ended["state_type"] == "COMPLETED"
     assert "named version 1; it names version 2 again" in str(ended["state"]["message"])  # type: ignore[index]
     assert services.mlflow.get_model_version_by_alias(f"digits-{region}", "production").version == "2"
+
+
+def test_waiting_runs_of_replaced_policies_are_ended_without_a_process(
+    services: Services, portfolio: PortfolioManifest, stack: SharedStack, region: str
+) -> None:
+    fields = {"region": region, "delta": DELTA, "portfolio": portfolio.reference, "author": "test"}
+    later = datetime.now(UTC) + timedelta(hours=1)
+    for epsilon in (3.0, 2.5):
+        services.policies.append({**fields, "epsilon": epsilon})
+    # Not in effect yet, so it replaces nothing.
+    services.policies.append({**fields, "epsilon": 2.0, "effective_at": later.isoformat()})
+    deployment = services.orchestrator.deployments()["policy-change"]["id"]
+    runs = {}
+    for serial in (1, 2, 3):
+        body = {
+            "parameters": {"region": region, "serial": serial},
+            "state": {"type": "SCHEDULED", "state_details": {"scheduled_time": later.isoformat()}},
+        }
+        url = f"{stack.connections.prefect_api_url}/deployments/{deployment}/create_flow_run"
+        runs[serial] = httpx.post(url, json=body).json()["id"]
+    end_superseded(services, datetime.now(UTC))
+    found = {serial: services.orchestrator.read_flow_run(run) for serial, run in runs.items()}
+    assert {serial: run["state_type"] for serial, run in found.items()} == {
+        1: "COMPLETED",
+        2: "SCHEDULED",
+        3: "SCHEDULED",
+    }
+    assert message_of(found[1]) == f"Policy 1 of {region} was superseded by policy 2."
+    assert found[1]["run_count"] == 0  # type: ignore[typeddict-item]
+    for serial in (2, 3):
+        assert services.orchestrator.end_waiting(runs[serial], "The test is over.")
+    assert not services.orchestrator.end_waiting(runs[1], "It has ended before.")
+    assert message_of(services.orchestrator.read_flow_run(runs[1])) == message_of(found[1])
 
 
 def test_a_policy_that_takes_effect_later(

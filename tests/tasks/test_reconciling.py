@@ -288,7 +288,7 @@ def test_what_is_wrong_with_one_region_is_told_and_keeps_no_other_from_its_turn(
         def next_to_come(self, region: str, now: datetime) -> Policy:
             return policy(1, NOW + MINUTE)
 
-    services: Any = type("Only", (), {"policies": Damaged()})()
+    services: Any = type("Only", (), {"policies": Damaged(), "orchestrator": Runs()})()
     first, second = reconcile_all(services, NOW)
     assert (first.region, first.failed) == ("aa", True)
     assert "policies/aa/00000001.json" in first.sentence
