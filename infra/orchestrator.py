@@ -213,6 +213,8 @@ class Orchestrator:
 
     def end_waiting(self, flow_run_id: str, sentence: str) -> bool:
         """End a run well that has not been started, saying why; whether Prefect did so."""
+        if self.read_flow_run(flow_run_id).get("state_type") != "SCHEDULED":
+            return False
         state = {"type": "COMPLETED", "message": sentence}
         answer = self._call("POST", f"/flow_runs/{flow_run_id}/set_state", json={"state": state})
         return bool(answer["status"] == "ACCEPT")
