@@ -30,6 +30,10 @@ class AccountingError(RemergeError):
     """A bound could not be computed soundly (for example a target delta under a PLD's measured error)."""
 
 
+class NotDerivedAgain(AccountingError):
+    """A bound for which there is no second derivation; this says nothing against it."""
+
+
 class BudgetInfeasible(RemergeError):
     """No candidate and no merge satisfies the budget.
 

@@ -21,7 +21,7 @@ from fractions import Fraction
 from scipy.optimize import brentq
 
 from accounting.budget import NeighboringRelation
-from accounting.errors import AccountingError
+from accounting.errors import AccountingError, NotDerivedAgain
 from accounting.trajectory import Segment, Trajectory
 
 SHIFTED_RELATIVE = 1e-3  # of mu: the accountant's payments may cost 1e-4 more where c > 1
@@ -130,7 +130,7 @@ def shifted_mu(
 
 def _laid_out(weight: float, run: Trajectory, relation: NeighboringRelation) -> _Run:
     if run.steps > _MOST_STEPS:
-        raise AccountingError(
+        raise NotDerivedAgain(
             f"A run of {run.steps} steps is too long to have its shifted interpolation solved a second way, step "
             "by step."
         )
@@ -278,7 +278,7 @@ def _require_apart(runs: Sequence[Trajectory]) -> None:
                     "clipping, which the theorem on merged runs needs."
                 )
             if segment.id in seen:
-                raise AccountingError(
+                raise NotDerivedAgain(
                     f"Segment {segment.id} belongs to two of the merged runs; merges of runs that share steps are "
                     "not derived a second way."
                 )

@@ -147,7 +147,7 @@ def policy_set(
         "realised_epsilon_cap": realised_epsilon_cap,
         "neighboring_relation": neighboring_relation,
         "grace_seconds": grace_hours * 3600,
-        "author": author or getpass.getuser(),
+        "author": getpass.getuser() if author is None else author,
         "reason": reason,
     }
     if effective_at is not None:

@@ -44,6 +44,8 @@ def verify_and_print(settings: Settings, target: str, trajectories: Path | None,
 
 
 def _gather(settings: Settings, target: str, trajectories: Path | None, progress: Progress) -> Evidence:
+    if not target.strip():
+        raise InvalidInput("Name a region, or a certificate's file or folder.")
     path = Path(target)
     is_file = path.is_file() or path.is_dir() or path.suffix == ".json" or len(path.parts) > 1
     if not is_file:
@@ -69,7 +71,8 @@ def _print(console: Console, checks: list[Check]) -> None:
         table.add_row(escape(check.what), escape(check.stated), escape(check.found), RESULTS[check.holds])
     console.print(table)
     failed = [check for check in checks if check.holds is False]
-    for check in [check for check in checks if check.holds is None] + failed:
+    missing = [check for check in checks if check.holds is None]
+    for check in missing + failed:
         word = "FAILED" if check.holds is False else "Not compared"
         colour = "bold red" if check.holds is False else "yellow"
         console.print(
@@ -84,5 +87,11 @@ def _print(console: Console, checks: list[Check]) -> None:
             f"[bold red]{len(failed)} of {all_made} comparisons failed:[/] do not rely on this release."
         )
     else:
-        sentence = f"[green]All {held} comparisons hold.[/]"
+        sentence = (
+            f"[green]All {held} comparisons that could be made hold.[/]"
+            if missing
+            else (f"[green]All {held} comparisons hold.[/]")
+        )
+        if missing:
+            sentence += f" [yellow]Not compared: {escape(', '.join(check.what for check in missing))}.[/]"
     console.print(sentence, highlight=False, soft_wrap=True)

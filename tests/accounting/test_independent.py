@@ -21,7 +21,7 @@ import accounting
 from accounting.budget import NeighboringRelation, PrivacyBudget
 from accounting.certificate import Certificate, build_certificate
 from accounting.certificate_parts import CandidateReference
-from accounting.errors import AccountingError
+from accounting.errors import NotDerivedAgain
 from accounting.independent import derive_again
 from accounting.independent_merges import (
     distinct_steps,
@@ -94,7 +94,7 @@ def test_a_shared_prefix_counts_once(make_segment: Maker, make_run: Maker) -> No
     )
     other = make_run(segments=[make_segment("a", 2.0, 4), make_segment("b", 1.0, 1)])
     assert joint_square(distinct_steps([short, long, other]), ADD_OR_REMOVE) == Fraction(10, 4) + 1
-    with pytest.raises(AccountingError, match="two of the merged runs"):
+    with pytest.raises(NotDerivedAgain, match="two of the merged runs"):
         shifted_mu([(0.5, long), (0.5, other)], ADD_OR_REMOVE, 0.0)
 
 
@@ -227,8 +227,18 @@ def test_what_is_not_covered_is_not_passed(make_run: Maker, make_candidates: Mak
     merged, runs = certified(make_candidates, 1.4, Mechanism.LINEAR_COMBINATION, update_lipschitz=1.0)
     silent = {name: make_run(name, 0.0, update_lipschitz=1.0) for name in runs}
     assert faults(merged, silent) == ["mu, derived again", "epsilon and profile, derived again"]
-    with pytest.raises(AccountingError, match="too long"):
+    with pytest.raises(NotDerivedAgain, match="too long"):
         shifted_mu([(1.0, make_run("a", 5.0, 10**6, update_lipschitz=1.0))], REPLACE, 0.0)
+
+
+def test_what_has_no_second_derivation_is_neither_passed_nor_failed(
+    make_candidates: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merged, runs = certified(make_candidates, 1.4, Mechanism.LINEAR_COMBINATION, update_lipschitz=1.0)
+    monkeypatch.setattr("accounting.independent_merges._MOST_STEPS", 10)
+    checks = derive_again(merged, runs)
+    assert {check.holds for check in checks if "again" in check.what} == {None}
+    assert "too long" in checks[0].note
 
 
 ITS_OWN = {
