@@ -48,8 +48,8 @@ def derive_again(certificate: Certificate, trajectories: Mapping[str, Trajectory
         trajectories: by candidate name, all that the certificate names.
 
     Returns:
-        One check for each number: failed where the runs are outside the theorem that the bound needs, not compared where
-        the theorem covers them and only this second derivation does not.
+        One check for each number: failed where the runs are outside the theorem that the bound needs, not compared
+        where the theorem covers them and only this second derivation does not.
     """
     checks: list[Check] = []
     cached: dict[int, CheckedProfile] = {}
