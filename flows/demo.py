@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from accounting.errors import RemergeError
+from flows.tables import plain_table
 from infra.documents import Policy, PortfolioManifest
 from infra.settings import Settings
 
@@ -194,9 +195,15 @@ def _comparison(services: Services, manifest: PortfolioManifest, shown: list[Sho
 
     loaded = load_all(services.mlflow, manifest)
     rows = load_public_gate(manifest)
-    table = Table(title="What was promoted, and the best single candidate that the same budget allows")
-    for column in ("region", "budget", "mechanism", "weights", "certified", "accuracy", "best single"):
-        table.add_column(column, overflow="fold")
+    table = plain_table(
+        "What was promoted, and the best single candidate that the same budget allows",
+        "region",
+        ">budget",
+        ">certified",
+        ">accuracy",
+        "released",
+        "best single",
+    )
     for release in shown:
         policy, live = release.policy, release.live
         single = _best_single(policy, manifest, loaded)
@@ -204,10 +211,9 @@ def _comparison(services: Services, manifest: PortfolioManifest, shown: list[Sho
         table.add_row(
             f"{policy.region} (policy {policy.serial})",
             f"{policy.epsilon:g}",
-            live.certificate.mechanism.replace("_", " "),
-            weights_in_words(live.certificate.weights),
             f"{live.certificate.epsilon:.4g}",
             f"{live.manifest.accuracy:.3f}",
+            f"{live.certificate.mechanism.replace('_', ' ')}: {weights_in_words(live.certificate.weights)}",
             f"{single}: {alone:.3f}",
         )
     return table

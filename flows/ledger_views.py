@@ -12,6 +12,7 @@ from rich.table import Table
 
 from accounting.budget import require_open_unit
 from accounting.errors import InvalidInput
+from flows.tables import plain_table
 from infra.documents import LedgerEntry
 from infra.settings import Settings
 from tasks.cumulative import Figures, ledger_figures
@@ -58,18 +59,18 @@ def print_ledger(
 
 
 def _entries_table(name: str, entries: Sequence[LedgerEntry]) -> Table:
-    table = Table(title=f"Ledger of {name}", title_justify="left")
-    for column in ("entry", "written at (UTC)", "region", "release", "kind", "what", "drawn"):
-        table.add_column(column, overflow="fold")
+    table = plain_table(
+        f"Ledger of {name}", ">entry", "written at (UTC)", "region", "release", "kind", "what"
+    )
     for entry in entries:
+        what = _what(entry)
         table.add_row(
             str(entry.serial),
-            f"{entry.written_at:%Y-%m-%d %H:%M:%S}",
+            f"{entry.written_at:%Y-%m-%d %H:%M}",
             entry.region,
             entry.release_id[:12],
-            entry.kind,
-            _what(entry),
-            entry.drawn or "",
+            entry.kind.replace("_", " "),
+            what if entry.drawn is None else f"{what} (drawn: {entry.drawn})",
         )
     return table
 
@@ -86,9 +87,7 @@ def _what(entry: LedgerEntry) -> str:
 
 
 def _figures_table(found: Figures, delta: float) -> Table:
-    table = Table(title=f"Together, at delta {delta:g}", title_justify="left")
-    for column in ("who holds", "releases", "epsilon"):
-        table.add_column(column, overflow="fold")
+    table = plain_table(f"Together, at delta {delta:g}", "who holds", ">releases", ">epsilon")
     for region, figure in found.by_region.items():
         table.add_row(f"the releases of {region}", str(found.counts[region]), _number(figure))
     everywhere = sum(found.counts.values())

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from accounting.errors import RemergeError
 from accounting.selection_rules import UNACCOUNTED
+from flows.tables import plain_table
 from infra.documents import Policy, Provenance
 from infra.orchestrator import FlowRun, message_of
 from infra.settings import Settings, connections
@@ -46,9 +47,9 @@ def print_status(console: Console, settings: Settings) -> bool:
             "No region has a policy yet: `remerge policy set --region eu --epsilon 2 --delta 1e-5`."
         )
         return True
-    table = Table(title="Regions", title_justify="left")
-    for column in ("region", "policy", "allows", "live release", "epsilon", "accuracy", "state"):
-        table.add_column(column, overflow="fold")
+    table = plain_table(
+        "Regions", "region", ">policy", "budget", "release", ">epsilon", ">accuracy", "state"
+    )
     sentences = []
     compliant = True
     for region in regions:
@@ -64,7 +65,7 @@ def print_status(console: Console, settings: Settings) -> bool:
         table.add_row(
             region,
             str(policy.serial),
-            budget_in_words(policy),
+            f"({policy.epsilon:g}, {policy.delta:g}){_scope(policy)}",
             live.manifest.release_id[:12] if live else "none",
             epsilon_in_words(live) if live else "",
             f"{live.manifest.accuracy:.3f}" if live else "",
@@ -106,9 +107,8 @@ def epsilon_in_words(live: LiveRelease) -> str:
     return f"{live.certificate.epsilon:.4g}{'' if covered else ' (NOT COVERED)'}"
 
 
-def budget_in_words(policy: Policy) -> str:
-    scope = "" if policy.scope == "release" else f", {SCOPE_WORDS[policy.scope]}"
-    return f"epsilon {policy.epsilon:g} at delta {policy.delta:g}{scope}"
+def _scope(policy: Policy) -> str:
+    return "" if policy.scope == "release" else f", {SCOPE_WORDS[policy.scope]}"
 
 
 def started_by(provenance: Provenance) -> str:
