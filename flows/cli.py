@@ -62,12 +62,15 @@ def down() -> None:
 
 @app.command()
 def status() -> None:
-    """Show services, portfolios and each region's compliance. The exit status is 2 while one does not comply."""
+    """Show services, portfolios and each region's compliance.
+
+    The exit status is 2 while a region does not comply, else 1 while a service does not work.
+    """
     from flows.views import print_status
 
-    compliant = print_status(out, Settings())
-    if not compliant:
-        raise typer.Exit(2)
+    healthy, compliant = print_status(out, Settings())
+    if not (healthy and compliant):
+        raise typer.Exit(1 if compliant else 2)
 
 
 @app.command()

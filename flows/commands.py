@@ -16,8 +16,8 @@ from accounting.selection_rules import SCORES_UNACCOUNTED, UNACCOUNTED
 from infra.documents import Policy, PortfolioManifest
 from infra.events import emit_policy_changed
 from infra.orchestrator import FlowRun, RunNotEnded, message_of
-from infra.settings import Settings
-from infra.stack import require_worker
+from infra.settings import Settings, StackDown
+from infra.stack import require_worker, worker_has_ended
 from tasks.candidates import require_relation, require_utilities
 from tasks.cumulative import SCOPE_WORDS
 from tasks.services import Services, open_services
@@ -56,7 +56,12 @@ def train_portfolio(settings: Settings, recipe: Path, console: Console) -> Portf
     run = services.orchestrator.create_flow_run("train-portfolio", {"recipe": str(path.absolute())})
     names = ", ".join(candidate.name for candidate in loaded.candidates)
     ended = _wait(
-        services, run, console, f"Training {len(loaded.candidates)} candidates ({names})", TRAIN_TIMEOUT
+        settings,
+        services,
+        run,
+        console,
+        f"Training {len(loaded.candidates)} candidates ({names})",
+        TRAIN_TIMEOUT,
     )
     _require_success(ended)
     trained = services.manifests.of_flow_run(loaded.name, str(run["id"]))
@@ -137,7 +142,7 @@ def announce_policy(settings: Settings, policy: Policy, *, wait: bool, console: 
     if not wait:
         console.print(f"Event {event_id} is on its way; see `remerge status`.", highlight=False)
         return None
-    ended = wait_for_policy(services, policy, event_id, console)
+    ended = wait_for_policy(settings, services, policy, event_id, console)
     _require_success(ended)
     return ended
 
@@ -165,17 +170,19 @@ def reconcile_now(settings: Settings, *, wait: bool, console: Console) -> bool:
     for report in reports if wait else []:
         if report.flow_run_id is not None:
             run = services.orchestrator.read_flow_run(report.flow_run_id)
-            ended = _wait(services, run, console, f"Re-merging for {report.region}", POLICY_TIMEOUT)
+            ended = _wait(settings, services, run, console, f"Re-merging for {report.region}", POLICY_TIMEOUT)
             console.print(escape(message_of(ended)), highlight=False, soft_wrap=True)
             well = well and ended.get("state_type") == "COMPLETED"
     return well
 
 
-def wait_for_policy(services: Services, policy: Policy, event_id: str, console: Console) -> FlowRun:
+def wait_for_policy(
+    settings: Settings, services: Services, policy: Policy, event_id: str, console: Console
+) -> FlowRun:
     """Wait for the policy_change run that an event started, to its end, well or not."""
     with console.status(f"Waiting for Prefect to start policy_change for {policy.region} ..."):
         run = services.orchestrator.wait_for_event(event_id, timeout=60)
-    return _wait(services, run, console, f"Re-merging for {policy.region}", POLICY_TIMEOUT)
+    return _wait(settings, services, run, console, f"Re-merging for {policy.region}", POLICY_TIMEOUT)
 
 
 def pull_release(settings: Settings, region: str, to: Path, console: Console) -> list[Path]:
@@ -203,7 +210,17 @@ def _portfolio(services: Services, reference: str | None) -> PortfolioManifest:
     return services.manifests.resolve(f"{names[0]}@latest")
 
 
-def _wait(services: Services, run: FlowRun, console: Console, what: str, timeout: float) -> FlowRun:
+def _wait(
+    settings: Settings, services: Services, run: FlowRun, console: Console, what: str, timeout: float
+) -> FlowRun:
+    def watch(seen: FlowRun) -> None:
+        if worker_has_ended(settings):
+            raise StackDown(
+                f"Prefect's worker has ended while the flow run {seen.get('name')} was "
+                f"{str(seen.get('state_name')).lower()}: run `remerge up`; reconcile then starts again what was not "
+                "finished, and finds what had been done."
+            )
+
     try:
         with console.status(f"{escape(what)} ...") as spinner:
             return services.orchestrator.wait(
@@ -212,6 +229,7 @@ def _wait(services: Services, run: FlowRun, console: Console, what: str, timeout
                 progress=lambda seen: spinner.update(
                     f"{escape(what)}: {str(seen.get('state_name')).lower()} ..."
                 ),
+                watch=watch,
             )
     except KeyboardInterrupt:
         raise RunNotEnded(

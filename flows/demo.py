@@ -175,7 +175,7 @@ def _change_policies(
     regions = ", ".join(policy.region for policy, _ in emitted)
     with _timed(console, f"Event policy.changed -> Prefect starts policy_change for {regions}"):
         for policy, event_id in emitted:
-            ended = wait_for_policy(services, policy, event_id, console)
+            ended = wait_for_policy(settings, services, policy, event_id, console)
             if ended.get("state_type") != "COMPLETED":
                 raise FlowFailed(message_of(ended) or f"policy_change for {policy.region} did not end well.")
             console.print(f"  {message_of(ended)}", highlight=False)

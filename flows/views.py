@@ -31,25 +31,23 @@ def print_addresses(console: Console, settings: Settings | None = None) -> None:
     )
 
 
-def print_status(console: Console, settings: Settings) -> bool:
+def print_status(console: Console, settings: Settings) -> tuple[bool, bool]:
     """Print services, portfolios and regions.
 
     Returns:
-        Whether every region complies with its policy.
+        Whether every service works, and whether every region complies with its policy.
     """
     services = open_services(settings)
     print_addresses(console, settings)
-    _print_health(console, settings, services)
+    healthy = _print_health(console, settings, services)
     _print_portfolios(console, services)
     regions = services.policies.regions()
     if not regions:
         console.print(
             "No region has a policy yet: `remerge policy set --region eu --epsilon 2 --delta 1e-5`."
         )
-        return True
-    table = plain_table(
-        "Regions", "region", ">policy", "budget", "release", ">epsilon", ">accuracy", "state"
-    )
+        return healthy, True
+    table = plain_table("Regions", "region", ">policy", "budget", "release", ">epsilon", ">accuracy", "state")
     sentences = []
     compliant = True
     for region in regions:
@@ -75,7 +73,7 @@ def print_status(console: Console, settings: Settings) -> bool:
     console.print(table)
     for sentence in sentences:
         console.print(sentence, highlight=False, soft_wrap=True)
-    return compliant
+    return healthy, compliant
 
 
 def print_policy(console: Console, settings: Settings, region: str) -> None:
@@ -115,8 +113,8 @@ def started_by(provenance: Provenance) -> str:
     return provenance_in_words(provenance)
 
 
-def _print_health(console: Console, settings: Settings, services: Services) -> None:
-    """Which services work, asked now; of the embedded ones also whether their processes live."""
+def _print_health(console: Console, settings: Settings, services: Services) -> bool:
+    """Which services work, asked now, and whether all do; of the embedded ones also whether their processes live."""
     from infra import stack
     from infra.stack_services import WORK_POOL
     from tasks.mlflow_server import healthy
@@ -137,6 +135,7 @@ def _print_health(console: Console, settings: Settings, services: Services) -> N
         console.print(f"[bold red]{escape(fault)}[/]", highlight=False, soft_wrap=True)
     if not faults:
         console.print("Services:       all up, Prefect's worker online", highlight=False)
+    return not faults
 
 
 def _print_portfolios(console: Console, services: Services) -> None:

@@ -15,6 +15,7 @@ from infra.settings import LOOPBACK, Connections, StackDown
 RECONCILE_TAG = "remerge.reconcile"  # on runs that reconcile started
 TERMINAL = frozenset({"COMPLETED", "FAILED", "CRASHED", "CANCELLED"})
 _PAGE = 200
+_WATCH = 3.0  # seconds between looks at what a wait depends on
 _BUSY = {429, 502, 503, 504}  # 503 is also what Prefect says while its SQLite database is locked
 _PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6)  # seconds between tries, as Prefect's own client makes them
 
@@ -183,6 +184,7 @@ class Orchestrator:
         *,
         timeout: float,
         progress: Callable[[FlowRun], None] | None = None,
+        watch: Callable[[FlowRun], None] | None = None,
         interval: float = 0.25,
     ) -> FlowRun:
         """Wait until a run has ended, well or not.
@@ -190,11 +192,13 @@ class Orchestrator:
         Args:
             timeout: seconds.
             progress: called with the run whenever its state has another name than before.
+            watch: called with it every few seconds; what it raises ends the waiting.
 
         Raises:
             RunNotEnded: it has not ended in time.
         """
         deadline = time.monotonic() + timeout
+        watched = time.monotonic()
         seen: str | None = None
         while True:
             run = self.read_flow_run(flow_run_id)
@@ -204,6 +208,9 @@ class Orchestrator:
             seen = state
             if run.get("state_type") in TERMINAL:
                 return run
+            if watch and time.monotonic() > watched + _WATCH:
+                watch(run)
+                watched = time.monotonic()
             if time.monotonic() > deadline:
                 raise RunNotEnded(
                     f"The flow run {run.get('name')} is still {state} after {timeout:.0f} s; "

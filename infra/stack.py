@@ -136,16 +136,19 @@ def status(settings: Settings) -> StackStatus:
 def require_worker(settings: Settings) -> None:
     """Refuse where no flow run would ever begin, before anything is stored that would wait for one.
 
-    Of services of your own nothing is known here.
-
     Raises:
         StackDown: Prefect's worker has ended.
     """
-    if not settings.own_services() and not _runs(WORKER, State.read(settings)):
+    if worker_has_ended(settings):
         raise StackDown(
             f"Prefect's worker has ended, so no flow would run (its log is {State.read(settings).log(WORKER)}): "
             "run `remerge up`, which starts it again; nothing was stored or started."
         )
+
+
+def worker_has_ended(settings: Settings) -> bool:
+    """Whether the embedded stack's worker is gone; of services of your own nothing is known here."""
+    return not settings.own_services() and not _runs(WORKER, State.read(settings))
 
 
 def _begin(names: list[str], state: State, settings: Settings, progress: Progress) -> None:

@@ -65,38 +65,45 @@ def _all_marked(settings: Settings) -> list[int]:
 def test_status_shows_what_is_damaged_or_has_ended_and_the_rest_too(settings: Settings) -> None:
     embedded.start(settings, _quiet)
     services = open_services(settings)
+    own = {
+        f"REMERGE_{name.upper()}": found.get_secret_value() if isinstance(found, SecretStr) else found
+        for name, found in connections(settings)
+        if name in OWN_SERVICES
+    }
+    status, shown, _ = _run(settings, "status", **{**own, "REMERGE_MLFLOW_URL": "http://127.0.0.1:9"})
+    assert status == 1  # no region is non-compliant, but a service does not work
+    assert "MLflow does not answer at http://127.0.0.1:9" in shown  # one's own are asked, not looked up
     for region in ("atlantis", "lemuria"):
         fields: dict[str, Any] = {"region": region, "epsilon": 2.0, "delta": 1e-5, "author": "test"}
         services.policies.append({**fields, "portfolio": "digits@1"})
     services.store.put(attempt_key("atlantis"), b"{")
     services.store.put("portfolios/broken/00000001.json", b"{")
-    _, shown, _ = _run(settings, "status")
+    status, shown, _ = _run(settings, "status")
+    assert status == 2
     assert "Services:       all up, Prefect's worker online" in shown
     assert "Portfolio broken:" in shown
     assert "atlantis, last attempt: s3://production/regions/atlantis/last_attempt.json" in shown
     assert "lemuria: No model has been promoted in this region yet." in shown
 
+    waiting = _start(settings, "train")
+    # Those of the weekly schedule wait for their day.
+    while all(run["state_name"] == "Scheduled" for run in services.orchestrator.runs("train-portfolio")):
+        assert waiting.poll() is None, waiting.communicate()
+        time.sleep(0.1)
     for service in embedded.status(settings).services:
         if service.name in (MLFLOW, WORKER):
             assert service.pid is not None
             os.kill(service.pid, signal.SIGKILL)
             while processes.identify(service.pid) is not None:
                 time.sleep(0.01)
+    _, error = waiting.communicate(timeout=60)  # it does not wait for a day
+    assert waiting.returncode == 1
+    assert "Error: Prefect's worker has ended while the flow run" in error
     _, shown, _ = _run(settings, "status")
     for title, log in (("MLflow", "mlflow.log"), ("Prefect's worker", "worker.log")):
         assert f"{title} has ended: run `remerge up` (its log is {settings.home / 'logs' / log})" in shown
     assert "all up" not in shown
     assert "lemuria" in shown
-
-    own = {
-        f"REMERGE_{name.upper()}": found.get_secret_value() if isinstance(found, SecretStr) else found
-        for name, found in connections(settings)
-        if name in OWN_SERVICES
-    }
-    _, shown, _ = _run(settings, "status", **{**own, "REMERGE_MLFLOW_URL": "http://127.0.0.1:9"})
-    assert (
-        "MLflow does not answer at http://127.0.0.1:9" in shown
-    )  # one's own services are asked, not looked up
 
     terms = ("--region", "lemuria", "--epsilon", "1", "--delta", "1e-5", "--yes")
     status, _, error = _run(settings, "policy", "set", *terms)
