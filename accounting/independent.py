@@ -220,7 +220,7 @@ def _point(what: str, epsilon: float, delta: float, profile: CheckedProfile, one
     low, high = profile.range(epsilon)
     smallest = low if not one_sided else max(profile.low(epsilon)) * (1 - profile.relative) - profile.floor
     allowed = (smallest, 1.0 if one_sided else high)
-    return within(f"{what}, derived again", delta, allowed, max(profile.high(epsilon)))
+    return within(f"delta at {what}, derived again", delta, allowed, max(profile.high(epsilon)))
 
 
 def _pair(what: str, epsilon: float, delta: float, profile: CheckedProfile, one_sided: bool) -> Check:
@@ -228,7 +228,7 @@ def _pair(what: str, epsilon: float, delta: float, profile: CheckedProfile, one_
     low, _ = profile.range(epsilon)
     _, high = profile.range(epsilon * (1 - _SEARCHED))
     found = max(profile.high(epsilon))
-    label = f"{what}, derived again"
+    label = f"delta at {what}, derived again"
     if one_sided or epsilon == 0:
         return within(label, delta, (low, 1.0), found)
     return within(label, delta, (low, high), found)

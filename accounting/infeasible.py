@@ -12,6 +12,7 @@ from accounting.offers import Offers
 from accounting.plan import Mechanism
 from accounting.release import Release
 from accounting.training_hint import training_hint
+from accounting.words import rounded_up
 
 _OTHERS = (Mechanism.LINEAR_COMBINATION, Mechanism.RANDOM_SELECTION)
 
@@ -39,7 +40,7 @@ def budget_infeasible(offers: Offers, wanted: Collection[Mechanism], epsilon: fl
         reason = offers.set_aside[name].rstrip(".")
         offer = f"none of them can be used ({name} {reason})"
     else:
-        offer = f"the smallest epsilon on offer is {best:.4g}"
+        offer = f"the smallest epsilon on offer is {rounded_up(best)}"
     return BudgetInfeasible(
         f"No candidate and no merge reaches epsilon {epsilon:g} at delta {offers.delta:g}; {offer}, so {hint}.",
         target=epsilon,
@@ -97,7 +98,7 @@ def _validation(offers: Offers, budget: PrivacyBudget) -> BudgetInfeasible:
         joint = joint_release([c.trajectory for c in offers.candidates], offers.relation).epsilon(
             budget.delta
         )
-        offer = f"which has epsilon {joint:.4g}"
+        offer = f"which has epsilon {rounded_up(joint)}"
     except AccountingError as error:
         offer = f"which could not be accounted ({error.message.rstrip('.')})"
     return BudgetInfeasible(

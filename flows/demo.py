@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from accounting.errors import RemergeError
+from accounting.words import rounded_up
 from flows.tables import plain_table
 from infra.documents import Policy, PortfolioManifest
 from infra.settings import Settings
@@ -211,7 +212,7 @@ def _comparison(services: Services, manifest: PortfolioManifest, shown: list[Sho
         table.add_row(
             f"{policy.region} (policy {policy.serial})",
             f"{policy.epsilon:g}",
-            f"{live.certificate.epsilon:.4g}",
+            rounded_up(live.certificate.epsilon),
             f"{live.manifest.accuracy:.3f}",
             f"{live.certificate.mechanism.replace('_', ' ')}: {weights_in_words(live.certificate.weights)}",
             f"{single}: {alone:.3f}",

@@ -16,6 +16,7 @@ from flows.tables import plain_table
 from infra.documents import LedgerEntry
 from infra.settings import Settings
 from tasks.cumulative import Figures, ledger_figures
+from tasks.report import weights_in_words
 from tasks.services import open_services
 
 NOT_ADDITIVE = (
@@ -81,8 +82,10 @@ def _what(entry: LedgerEntry) -> str:
         if outcome.coefficients is None:
             content = "everything about " + ", ".join(outcome.candidates)
         else:
-            content = " + ".join(f"{share:.4g} {name}" for name, share in outcome.coefficients.items())
-        parts.append(content if len(entry.outcomes) == 1 else f"{outcome.weight:.4g}: {content}")
+            content = weights_in_words(outcome.coefficients)
+        parts.append(
+            content if len(entry.outcomes) == 1 else f"{content} with probability {outcome.weight:.4g}"
+        )
     return "; ".join(parts)
 
 

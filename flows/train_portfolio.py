@@ -23,6 +23,7 @@ from prefect.states import Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from accounting.errors import RemergeError
+from accounting.words import rounded_up
 from infra.documents import CandidateRecord, DataRecord, PortfolioManifest
 from tasks.recipes import Recipe, find_recipe, load_recipe
 from tasks.services import Services, open_services
@@ -280,20 +281,23 @@ def candidates_table(recipe: Recipe, trained: list[TrainedCandidate], twins: lis
     from accounting.joint_release import single_run
 
     scores = {twin.name: twin.score for twin in twins}
+    utilities = {one.name: scores.get(one.name, recipe.candidate(one.name).utility) for one in trained}
+    told = any(utility is not None for utility in utilities.values())
     lines = [
-        f"| candidate | steps | sampling | noise multiplier | epsilon at delta {recipe.delta:g} "
-        "| accuracy on public-train rows | utility |",
-        "|---|---:|---|---:|---:|---:|---:|",
+        f"| candidate | steps | sampling | noise multiplier | epsilon (delta {recipe.delta:g}) "
+        f"| public-train accuracy |{' utility |' if told else ''}",
+        "|---|---:|---|---:|---:|---:|" + ("---:|" if told else ""),
     ]
     for candidate in trained:
         run = candidate.trajectory
         segment = run.segments[-1]
         sampling = "full batch" if segment.is_full_batch else f"Poisson {segment.sampling_probability:g}"
         epsilon = single_run(run).epsilon(recipe.delta)
-        shown = f"{epsilon:.3f}" if math.isfinite(epsilon) else "not private"
-        utility = scores.get(candidate.name, recipe.candidate(candidate.name).utility)
+        shown = rounded_up(epsilon) if math.isfinite(epsilon) else "not private"
+        utility = utilities[candidate.name]
         lines.append(
             f"| {candidate.name} | {run.steps} | {sampling} | {segment.noise_multiplier:g} | {shown} "
-            f"| {candidate.public_train_accuracy:.3f} | {'' if utility is None else format(utility, '.3f')} |"
+            f"| {candidate.public_train_accuracy:.3f} |"
+            + (f" {'' if utility is None else format(utility, '.3f')} |" if told else "")
         )
     return lines

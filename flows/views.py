@@ -8,6 +8,7 @@ from rich.table import Table
 
 from accounting.errors import RemergeError
 from accounting.selection_rules import UNACCOUNTED
+from accounting.words import rounded_up
 from flows.tables import plain_table
 from infra.documents import Policy, Provenance
 from infra.orchestrator import FlowRun, message_of
@@ -102,7 +103,7 @@ def print_outcome(console: Console, settings: Settings, policy: Policy, run: Flo
 
 def epsilon_in_words(live: LiveRelease) -> str:
     covered = live.certificate.selection != UNACCOUNTED
-    return f"{live.certificate.epsilon:.4g}{'' if covered else ' (NOT COVERED)'}"
+    return f"{rounded_up(live.certificate.epsilon)}{'' if covered else ' (NOT COVERED)'}"
 
 
 def _scope(policy: Policy) -> str:

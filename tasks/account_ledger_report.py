@@ -7,8 +7,9 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from accounting.words import rounded_up
 from tasks.account_ledger import Figure, LedgerAccount, Told
-from tasks.account_report import assumption_sentences, release_in_words, rounded_up
+from tasks.account_report import assumption_sentences, release_in_words
 
 NO_SUM = (
     "The epsilons of releases alone do not add up to this. Together it can be less than their sum, where two "

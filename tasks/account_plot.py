@@ -16,9 +16,10 @@ import numpy as np
 from accounting.budget import PrivacyBudget
 from accounting.errors import AccountingError, InvalidInput, RemergeError
 from accounting.frontier import Point
+from accounting.words import rounded_up
 from tasks.account_bounds import Account, Line, bound_of, epsilon_of, profile_of
 from tasks.account_frontier import draw_frontier
-from tasks.account_report import bound_words, release_in_words, rounded_up
+from tasks.account_report import bound_words, release_in_words
 from tasks.account_runs import Release, Run
 
 SUFFIXES = (".png", ".svg", ".pdf")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from decimal import ROUND_CEILING, Context
 
 from rich.markup import escape
 from rich.table import Table
 
 from accounting.bounds import STEPWISE_ASSUMPTION, Bound
+from accounting.words import rounded_up
 from tasks.account_answer import Answer
 from tasks.account_bounds import KIND_WORDS, Account
 from tasks.account_frontier import worth
@@ -186,12 +186,6 @@ def answer_sentences(answer: Answer) -> list[str]:
     sentences += [escape(f"{name} {reason.rstrip('.')}.") for name, reason in answer.set_aside.items()]
     sentences += [escape(note) for note in answer.notes]
     return sentences + assumption_sentences(answer.bound)
-
-
-def rounded_up(value: float) -> str:
-    """Four digits of an upper bound, or of noise that must not be less: never less than the number."""
-    digits = Context(prec=4, rounding=ROUND_CEILING).create_decimal(repr(float(value)))
-    return f"{float(digits):.4g}"
 
 
 def assumption_sentences(bound: Bound) -> list[str]:

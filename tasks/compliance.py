@@ -9,6 +9,7 @@ from enum import StrEnum
 from accounting.budget import NeighboringRelation
 from accounting.certificate import Certificate, satisfies
 from accounting.selection_rules import SCORES_UNACCOUNTED, UNACCOUNTED, VALIDATION
+from accounting.words import rounded_up
 from infra.documents import Policy, ReleaseManifest
 
 # Rules that need nobody's word: the certificate covers what they look at. Releases made by them satisfy every policy
@@ -61,14 +62,14 @@ def fault_of(live: LiveRelease, policy: Policy) -> str | None:
         accept_unaccounted=policy.selection == UNACCOUNTED,
     ):
         return (
-            f"The live release has epsilon {certificate.epsilon:.4g} at delta {certificate.delta:g} "
+            f"The live release has epsilon {rounded_up(certificate.epsilon)} at delta {certificate.delta:g} "
             f"({certificate.neighboring_relation}), which does not satisfy the policy's epsilon "
             f"{policy.epsilon:g} at delta {policy.delta:g} ({policy.neighboring_relation})."
         )
     realised = certificate.realised
     if realised is not None and (realised.delta > policy.delta or realised.epsilon > policy.cap):
         return (
-            f"The candidate drawn for the live release has epsilon {realised.epsilon:.4g} itself, above the "
+            f"The candidate drawn for the live release has epsilon {rounded_up(realised.epsilon)} itself, above the "
             f"policy's realised_epsilon_cap {policy.cap:g}."
         )
     if not manifest.accuracy >= policy.min_accuracy:

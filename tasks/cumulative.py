@@ -14,6 +14,7 @@ from accounting.ledger import Outcome, PastRelease, cumulative
 from accounting.members import epsilon_within
 from accounting.plan import Plan
 from accounting.trajectory import Candidate, Segment, Trajectory, parse_relation, segment_from_dict
+from accounting.words import rounded_up
 from infra.documents import Draw, LedgerEntry, LedgerOutcome, Policy
 from tasks.solving import solve_policy
 
@@ -134,7 +135,7 @@ def scope_fault(policy: Policy, entries: Sequence[LedgerEntry], release_id: str)
         together = cumulative([*others.of_scope(policy), live], relation)
         if epsilon_within(together, budget) is not None:
             return None
-        spent = f"have epsilon {together.epsilon(policy.delta):.4g} at delta {policy.delta:g}"
+        spent = f"have epsilon {rounded_up(together.epsilon(policy.delta))} at delta {policy.delta:g}"
     except (AccountingError, IncompatibleCandidates) as error:
         spent = f"cannot be accounted ({error.message.rstrip('.')})"
     return (
@@ -213,10 +214,10 @@ def _exhausted(policy: Policy, spent: Bound, plan: Plan | None) -> BudgetInfeasi
     what = f"epsilon {policy.epsilon:g} at delta {policy.delta:g} for {SCOPE_WORDS[policy.scope]}"
     hint = f"set a larger budget; a policy of scope release would not hold {SCOPE_WORDS[policy.scope]} to any"
     beside = "" if own > policy.epsilon else ", and nothing was found that fits beside it"
-    alone = "" if plan is None else f" (alone {plan.epsilon:.4g} would do)"
+    alone = "" if plan is None else f" (alone {rounded_up(plan.epsilon)} would do)"
     return BudgetInfeasible(
-        f"The policy allows {what}, and what is out already has {own:.4g}{beside}{alone}. What is out cannot be taken "
-        f"back: {hint}.",
+        f"The policy allows {what}, and what is out already has {rounded_up(own)}{beside}{alone}. What is out "
+        f"cannot be taken back: {hint}.",
         target=policy.epsilon,
         best=own,
         hint=hint,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from accounting.certificate import Certificate
 from accounting.plan import Mechanism, Plan
 from accounting.selection_rules import SCORES_UNACCOUNTED, UNACCOUNTED, VALIDATION
+from accounting.words import rounded_up
 from infra.canonical import canonical_json, sha256_hex
 from infra.documents import Draw, Policy, PortfolioManifest, Provenance, ReleaseManifest
 from infra.releases import CERTIFICATE, DRAW, MODEL
@@ -81,8 +82,11 @@ def release_manifest(
 
 
 def weights_in_words(weights: Mapping[str, float]) -> str:
-    """For example `0.72 strong + 0.28 medium`."""
-    return " + ".join(f"{weight:.4g} {name}" for name, weight in weights.items())
+    """For example `0.72 strong + 0.28 medium`: the heaviest first; a candidate that is all there is is only named."""
+    if len(weights) == 1:
+        return next(iter(weights))
+    ordered = sorted(weights.items(), key=lambda item: (-item[1], item[0]))
+    return " + ".join(f"{weight:.4g} {name}" for name, weight in ordered)
 
 
 def release_in_words(certificate: Certificate) -> str:
@@ -103,8 +107,8 @@ def one_sentence(policy: Policy, certificate: Certificate, draw: Draw | None, ve
     warning = f" {NOT_COVERED}." if certificate.selection == UNACCOUNTED else ""
     return (
         f"{policy.region} now serves a {MECHANISM_WORDS[Mechanism(certificate.mechanism)]} ({what}) with epsilon "
-        f"{certificate.epsilon:.4g} at delta {certificate.delta:g}, within the policy's {policy.epsilon:g}; accuracy "
-        f"{verdict.accuracy:.3f} on the public-gate rows.{warning}"
+        f"{rounded_up(certificate.epsilon)} at delta {certificate.delta:g}, within the policy's {policy.epsilon:g}; "
+        f"accuracy {verdict.accuracy:.3f} on the public-gate rows.{warning}"
     )
 
 
@@ -144,7 +148,7 @@ def decision_page(
                 ),
                 *([["drawn", f"{draw.drawn}, once, from {draw.entropy_source}"]] if draw else []),
                 ["certified by", BOUND_WORDS.get(certificate.bound, certificate.bound)],
-                ["certified epsilon", f"{certificate.epsilon:.6g}"],
+                ["certified epsilon", rounded_up(certificate.epsilon, 6)],
                 *_realised_row(certificate),
                 ["the budget covers", SCOPE_WORDS[policy.scope]],
                 *_cumulative_rows(certificate),
@@ -169,7 +173,7 @@ def decision_page(
             [
                 [
                     BOUND_WORDS.get(name, name),
-                    f"{other.epsilon:.4g}" if other.epsilon is not None else str(other.reason),
+                    rounded_up(other.epsilon) if other.epsilon is not None else str(other.reason),
                 ]
                 for name, other in certificate.other_bounds.items()
             ],
@@ -244,7 +248,7 @@ def alternatives_table(plan: Plan) -> str:
             [
                 str(label),
                 weights_in_words(weights),
-                f"{epsilon:.4g}",
+                rounded_up(epsilon),
                 f"{-objective if by_noise else objective:.4g}",
             ]
             for label, weights, epsilon, objective in rows
@@ -274,8 +278,11 @@ def _cumulative_rows(certificate: Certificate) -> list[list[str]]:
         return [["together with earlier releases", "could not be accounted"]]
     count = "the only one" if found.releases == 1 else f"{found.releases} of them"
     return [
-        [f"all releases in {certificate.region} together", f"epsilon {found.epsilon_region:.6g}"],
-        ["all releases in all regions together", f"epsilon {found.epsilon_all_regions:.6g} ({count})"],
+        [f"all releases in {certificate.region} together", f"epsilon {rounded_up(found.epsilon_region, 6)}"],
+        [
+            "all releases in all regions together",
+            f"epsilon {rounded_up(found.epsilon_all_regions, 6)} ({count})",
+        ],
     ]
 
 
@@ -286,6 +293,6 @@ def _realised_row(certificate: Certificate) -> list[list[str]]:
     return [
         [
             "who sees which candidate was drawn",
-            f"sees epsilon {realised.epsilon:.4g} at delta {realised.delta:g}, that candidate's own",
+            f"sees epsilon {rounded_up(realised.epsilon)} at delta {realised.delta:g}, that candidate's own",
         ]
     ]

@@ -11,10 +11,10 @@ from accounting.budget import NeighboringRelation
 from accounting.joint_release import advanced_composition, joint_release
 from accounting.profile import StatedProfile
 from accounting.trajectory import Segment, Trajectory
+from accounting.words import rounded_up
 from tasks.account_bounds import BOUNDS, Account, account_of
 from tasks.account_documents import bounds_document
 from tasks.account_plot import draw_account
-from tasks.account_report import rounded_up
 from tasks.account_runs import Release, Run
 
 RELATION = NeighboringRelation.REPLACE_ONE
