@@ -165,7 +165,7 @@ def test_an_infeasible_budget_says_what_would_make_it_feasible() -> None:
         with pytest.raises((BudgetInfeasible, InvalidInput)) as caught:
             answer(runs, epsilon=0.1, mechanisms=mechanisms)
         assert "\n" not in caught.value.message
-    with pytest.raises(BudgetInfeasible, match=r"1\.047.* so train a candidate with noise_multiplier"):
+    with pytest.raises(BudgetInfeasible, match=r"1\.048.* so train a candidate with noise_multiplier"):
         answer(runs, epsilon=0.1, mechanisms=["random_selection"])
     with pytest.raises(BudgetInfeasible, match="raise realised_epsilon_cap"):
         answer(runs, epsilon=2.0, cap=0.5, mechanisms=["random_selection"])
