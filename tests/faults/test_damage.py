@@ -95,8 +95,8 @@ def test_what_is_served_is_right_or_refused(
     folder, whole = live_folder(field, region)
     key = f"regions/{region}/current.json" if name == "pointer" else f"{folder}/{name}"
     before = fetch(field.s3, key) or b""
-    refused = 0
-    for _ in range(FLIPS if name == "pointer" else 5):
+    refused, tries = 0, FLIPS if name == "pointer" else 5
+    for _ in range(tries):
         with damaged(field.s3, key, HOW[how](before, dice)):
             for answer in readings(field, region, tmp_path):
                 if isinstance(answer, str):
@@ -105,11 +105,8 @@ def test_what_is_served_is_right_or_refused(
                 else:
                     assert name == "pointer", f"a damaged {name} was handed out"
                     assert answer == whole
-            row.times += 1
-            row.settled += 1
-    row.times, row.settled = row.times - 1, row.settled - 1
     assert refused > 0
-    row.remark = f"{refused} of {2 * (row.times + 1)} readings refused, the others right"
+    row.remark = f"damaged {tries} times: {refused} of {2 * tries} readings refused, the others right"
     chain.field.survived(region, row)
 
 
