@@ -19,7 +19,7 @@ from infra.orchestrator import FlowRun, RunNotEnded, message_of
 from infra.settings import Settings, StackDown
 from infra.stack import require_worker, worker_has_ended
 from tasks.candidates import require_relation, require_utilities
-from tasks.cumulative import SCOPE_WORDS
+from tasks.scope import SCOPE_WORDS
 from tasks.services import Services, open_services
 
 TRAIN_TIMEOUT = 24 * 3600.0

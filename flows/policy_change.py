@@ -6,7 +6,6 @@ the truth, and every step finds what an earlier attempt at the same release left
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -118,7 +117,7 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
         )
     sealed = promotion.sealed_before(services.releases, services.ledger, manifest, release_id)
     if sealed is not None:  # an earlier attempt got this far and passed its check
-        return go_live(
+        return over_budget(services, policy, manifest, release_id) or go_live(
             services, manifest, sealed, f"{region} serves release {release_id[:12]}, sealed earlier."
         )
     earlier = promotion.failed_before(services.ledger, manifest, release_id)
@@ -152,25 +151,25 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
         )
 
     for _ in range(RESERVATION_TRIES):
-        past = read_past(services, manifest, release_id)
+        past, stored = read_past(services, policy, manifest, release_id)
         newer = superseded_by(services, policy)
         if newer is not None:
             return newer
         try:
-            plan = solve_weights(policy, candidates, scores, past)
+            plan = solve_weights(policy, candidates, scores, past, stored)
         except BudgetInfeasible as error:
             leave_artifact(region, report.infeasible_page(policy, manifest, error.message, provenance))
             return Outcome(kind="infeasible", portfolio=manifest.reference, sentence=error.message)
         # A budget of many releases is taken before anything is drawn or shown, lest two regions take the same rest.
-        if policy.scope != "release":
-            if not reserve(services, entry("reserved"), past):
+        if policy.scope != "release" and past.is_new and stored is None:
+            reserved = reserve(services, entry("reserved"), past)
+            if reserved is None:
                 continue
-            past = replace(past, is_new=False)
+            past = reserved
         try:
             # A stored draw shows the weights, which may depend on private scores.
-            if scores and len(plan.outcomes) > 1:
-                write_ledger(services, entry("consulted"), past)
-                past = replace(past, is_new=False)
+            if scores and len(plan.outcomes) > 1 and past.is_new:
+                past = past.up_to(write_ledger(services, entry("consulted"), past))
             draw = make_draw(services, release_id, plan)
             model = merge_models(plan, draw, loaded)
             after = figures_after(past, policy, plan, draw, candidates, tuple(scores or ()))
@@ -192,9 +191,9 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
             kind="failed_check", release_id=release_id, portfolio=manifest.reference, sentence=verdict.reason
         )
 
-    newer = superseded_by(services, policy)
-    if newer is not None:  # what has not been shown yet need not be shown any more
-        return newer
+    overtaken = superseded_by(services, policy) or over_budget(services, policy, manifest, release_id)
+    if overtaken is not None:  # what has not been shown yet need not be shown any more
+        return overtaken
     sentence = report.one_sentence(policy, certificate, draw, verdict)
     shown = {**files, "report.md": page.encode()}
     version = register(services, policy, manifest, certificate, verdict, shown, sentence)
@@ -219,6 +218,23 @@ def superseded_by(services: Services, policy: Policy) -> Outcome | None:
         return None
     sentence = superseded_sentence(policy.region, policy.serial, current.serial)
     return Outcome(kind="superseded", sentence=sentence)
+
+
+def over_budget(
+    services: Services, policy: Policy, manifest: PortfolioManifest, release_id: str
+) -> Outcome | None:
+    """How an attempt ends where what came out since it was written down has used up the budget; None: it has not."""
+    from tasks.scope import scope_fault
+
+    fault = scope_fault(policy, services.ledger.entries(manifest.lineage), release_id)
+    if fault is None:
+        return None
+    return Outcome(
+        kind="infeasible",
+        release_id=release_id,
+        portfolio=manifest.reference,
+        sentence=f"{fault} Other releases came first, so this one does not go live: set a policy with other terms.",
+    )
 
 
 def go_live(

@@ -14,10 +14,19 @@ from accounting.certificate import Certificate
 from accounting.errors import RemergeError
 from accounting.plan import Plan
 from accounting.trajectory import Candidate
-from infra.documents import Attempt, Draw, Pointer, Policy, PortfolioManifest, Provenance, ReleaseManifest
+from infra.documents import (
+    Attempt,
+    Draw,
+    LedgerEntry,
+    Pointer,
+    Policy,
+    PortfolioManifest,
+    Provenance,
+    ReleaseManifest,
+)
 from infra.object_store import Changed
 from tasks.candidates import LoadedCandidate
-from tasks.cumulative import Past
+from tasks.past import Past
 from tasks.services import Services
 from tasks.validation import Verdict
 
@@ -88,31 +97,37 @@ def consult_scores(
 
 
 @step
-def read_past(services: Services, manifest: PortfolioManifest, release_id: str) -> Past:
-    """What the lineage's ledger says of all other releases, as when this one was first written into it."""
-    from tasks.cumulative import past_of
+def read_past(
+    services: Services, policy: Policy, manifest: PortfolioManifest, release_id: str
+) -> tuple[Past, Draw | None]:
+    """What the lineage's ledger says of all other releases, and this one's draw where it was made before."""
+    from tasks.past import past_of
 
-    return past_of(services.ledger.entries(manifest.lineage), release_id)
+    past = past_of(services.ledger.entries(manifest.lineage), release_id, policy)
+    return past, None if past.held is None else services.releases.read_draw(release_id)
 
 
 @step
 def solve_weights(
-    policy: Policy, candidates: tuple[Candidate, ...], scores: dict[str, float] | None, past: Past
+    policy: Policy,
+    candidates: tuple[Candidate, ...],
+    scores: dict[str, float] | None,
+    past: Past,
+    draw: Draw | None,
 ) -> Plan:
     """The best weights under the policy's budget, from trajectories and what its selection rule looks at."""
-    from tasks.cumulative import solve_in_scope
+    from tasks.scope import solve_in_scope
 
-    return solve_in_scope(policy, candidates, scores, past)
+    return solve_in_scope(policy, candidates, scores, past, draw)
 
 
 @step
-def reserve(services: Services, fields: dict[str, Any], past: Past) -> bool:
-    """Take a share of a cumulative budget by an entry in the ledger; False where the ledger has grown meanwhile."""
+def reserve(services: Services, fields: dict[str, Any], past: Past) -> Past | None:
+    """Take a share of a cumulative budget by an entry in the ledger; None where the ledger has grown meanwhile."""
     try:
-        services.ledger.append_once(fields, after=past.entries)
+        return past.up_to(services.ledger.append_once(fields, after=past.entries, again=past.grown))
     except Changed:
-        return False
-    return True
+        return None
 
 
 @step
@@ -132,13 +147,14 @@ def merge_models(plan: Plan, draw: Draw | None, loaded: dict[str, LoadedCandidat
 
 
 @step
-def write_ledger(services: Services, fields: dict[str, Any], past: Past | None = None) -> None:
+def write_ledger(services: Services, fields: dict[str, Any], past: Past | None = None) -> LedgerEntry:
     """Append to the lineage's ledger; the same entry of the same attempt is written once.
 
-    A release's first entry is written only while the ledger is as `past` found it: so that of two releases one
-    counts the other, and a policy that has been superseded meanwhile is noticed.
+    The entry that names a release's certificate, and what comes before it, is written only while the ledger is as
+    `past` found it: so that of two releases one counts the other, and a superseded policy is noticed.
     """
-    services.ledger.append_once(fields, after=past.entries if past is not None and past.is_new else None)
+    after = past.entries if past is not None and past.is_new else None
+    return services.ledger.append_once(fields, after=after)
 
 
 @step
@@ -149,11 +165,17 @@ def check_on_public_rows(
     from tasks.compliance import fault_of
     from tasks.data import load_public_gate
     from tasks.live_release import read_live
+    from tasks.scope import scope_fault
     from tasks.validation import accuracy, gate
 
     rows = load_public_gate(manifest)
     live = read_live(services.releases, policy.region)
-    comparable = live is not None and fault_of(live[2], policy) is None
+    entries = services.ledger.entries(manifest.lineage)
+    comparable = (
+        live is not None
+        and fault_of(live[2], policy) is None
+        and scope_fault(policy, entries, live[0].release_id) is None
+    )
     verdict = gate(
         accuracy=accuracy(manifest.network, model, rows),
         min_accuracy=policy.min_accuracy,

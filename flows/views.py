@@ -14,9 +14,9 @@ from infra.documents import Policy, Provenance
 from infra.orchestrator import FlowRun, message_of
 from infra.settings import Settings, connections
 from tasks.compliance import LiveRelease, State
-from tasks.cumulative import SCOPE_WORDS
 from tasks.live_release import current_policy, region_compliance
 from tasks.report import provenance_in_words, release_in_words
+from tasks.scope import SCOPE_WORDS
 from tasks.services import Services, open_services
 
 COLOURS = {State.COMPLIANT: "green", State.NON_COMPLIANT: "bold red", State.NO_RELEASE: "yellow"}

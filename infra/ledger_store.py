@@ -57,17 +57,22 @@ class LedgerStore:
 
         return self.documents.append(_entry(fields, 1, None).lineage, build)
 
-    def append_once(self, fields: Mapping[str, Any], *, after: int | None = None) -> LedgerEntry:
+    def append_once(
+        self, fields: Mapping[str, Any], *, after: int | None = None, again: bool = False
+    ) -> LedgerEntry:
         """Add an entry unless the lineage has one of the same release, kind and certificate: then that one.
+
+        What was reserved or consulted may be followed by the same with other outcomes: both count then.
 
         Args:
             after: the number of entries that the decision to add it was made on; None: any.
+            again: add one without a certificate also where the newest of its kind has the same outcomes.
 
         Raises:
             InvalidInput: the first field at fault, or the release is in the ledger with other outcomes; nothing was
                 stored.
             Corrupted: the chain is broken.
-            Changed: the ledger has grown since `after` entries, or the release's first entry counts another past
+            Changed: the ledger has grown since `after` entries, or the release's certificate counts another past
                 (another promoter was faster); nothing was stored.
         """
         fields = _with_time(fields)
@@ -76,18 +81,22 @@ class LedgerStore:
         def build(serial: int, newest: Numbered[LedgerEntry] | None) -> LedgerEntry:
             # An entry after `newest` needs no look: taking `serial` fails then, and this is called again.
             own = [entry for entry in self.entries(wanted.lineage) if entry.release_id == wanted.release_id]
-            if own and own[0].counted != wanted.counted:
+            certified = [entry for entry in own if entry.certificate_digest is not None]
+            if certified and certified[0].counted != wanted.counted:
                 raise Changed(
                     f"Release {wanted.release_id[:12]} is in the ledger of {wanted.lineage} already, after another "
                     "past; decide anew."
                 )
+            if certified and certified[0].outcomes != wanted.outcomes:
+                raise InvalidInput(
+                    f"Release {wanted.release_id[:12]} is in the ledger of {wanted.lineage} (entry "
+                    f"{certified[0].serial}) with another plan, of another version of remerge perhaps; set the policy "
+                    "again with `--new`."
+                )
             same = _newest_match(own, kind=wanted.kind, certificate_digest=wanted.certificate_digest)
+            if same and wanted.certificate_digest is None and (again or same.outcomes != wanted.outcomes):
+                same = None
             if same and same.serial < serial:
-                if same.outcomes != wanted.outcomes:
-                    raise InvalidInput(
-                        f"Release {wanted.release_id[:12]} is in the ledger of {wanted.lineage} (entry {same.serial}) "
-                        "with another plan, of another version of remerge perhaps; set the policy again with `--new`."
-                    )
                 return same
             if after is not None and serial != after + 1:
                 raise Changed(f"The ledger of {wanted.lineage} has grown meanwhile; decide anew.")

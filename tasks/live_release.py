@@ -14,7 +14,7 @@ from infra.documents import Pointer, Policy
 from infra.object_store import Corrupted
 from infra.releases import ReleaseStore
 from tasks.compliance import Compliance, LiveRelease, assess
-from tasks.cumulative import scope_fault
+from tasks.scope import scope_fault
 from tasks.services import Services
 
 

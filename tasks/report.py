@@ -11,8 +11,8 @@ from accounting.words import rounded_up
 from infra.canonical import canonical_json, sha256_hex
 from infra.documents import Draw, Policy, PortfolioManifest, Provenance, ReleaseManifest
 from infra.releases import CERTIFICATE, DRAW, MODEL
-from tasks.cumulative import SCOPE_WORDS
 from tasks.merged_models import registered_name
+from tasks.scope import SCOPE_WORDS
 from tasks.validation import Verdict
 
 MECHANISM_WORDS = {

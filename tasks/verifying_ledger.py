@@ -10,7 +10,9 @@ from accounting.plan import Mechanism
 from accounting.trajectory import Trajectory, segment_to_dict, union_of_segments
 from infra.canonical import canonical_json, sha256_hex
 from infra.documents import LedgerEntry, Policy
-from tasks.cumulative import SCOPE_WORDS, figures, past_of, scope_fault
+from tasks.cumulative import figures
+from tasks.past import past_of
+from tasks.scope import SCOPE_WORDS, scope_fault
 
 CERTIFICATE_IN_LEDGER = "digest of the certificate in the ledger"
 _POISSON = 1e-6  # relative, of a cumulative epsilon

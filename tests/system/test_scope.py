@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from infra.documents import PortfolioManifest, release_id_of
+from infra.documents import Policy, PortfolioManifest, release_id_of
 from infra.orchestrator import TERMINAL
 from tasks.compliance import State
 from tasks.cumulative import ledger_figures
@@ -43,18 +43,27 @@ candidates:
 
 
 @pytest.fixture(scope="module")
-def scoped(
+def trained(
     stack: SharedStack, services: Services, remerge: Remerge, tmp_path_factory: pytest.TempPathFactory
-) -> PortfolioManifest:
+) -> Callable[[str], PortfolioManifest]:
     """A portfolio with a lineage of its own, trained once for the whole run."""
-    with (stack.settings.home / "scoped.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if services.manifests.newest("scoped") is None:
-            recipe = tmp_path_factory.mktemp("scoped") / "scoped.yaml"
-            recipe.write_text(RECIPE.format(name="scoped"))
-            ended = remerge("train", str(recipe))
-            assert ended.returncode == 0, ended.stderr
-    return services.manifests.read("scoped", 1)
+
+    def train(name: str) -> PortfolioManifest:
+        with (stack.settings.home / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if services.manifests.newest(name) is None:
+                recipe = tmp_path_factory.mktemp(name) / f"{name}.yaml"
+                recipe.write_text(RECIPE.format(name=name))
+                ended = remerge("train", str(recipe))
+                assert ended.returncode == 0, ended.stderr
+        return services.manifests.read(name, 1)
+
+    return train
+
+
+@pytest.fixture(scope="module")
+def scoped(trained: Callable[[str], PortfolioManifest]) -> PortfolioManifest:
+    return trained("scoped")
 
 
 def figure(services: Services, lineage: str) -> float:
@@ -169,3 +178,61 @@ def test_an_attempt_that_was_overtaken_exposes_nothing(
     assert live.certificate.epsilon <= 3.1  # alone it would comply
     assert verdict.state is State.NON_COMPLIANT
     assert "All releases of the region together have epsilon" in verdict.reason
+
+
+def test_what_was_released_since_a_reservation_counts(
+    trained: Callable[[str], PortfolioManifest],
+    services: Services,
+    prefect_api: None,
+    s3: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two attempts that die after their reservation and after their draw, with another region's release between."""
+    import flows.policy_change as story
+
+    held = trained("held")
+
+    def policy(region: str, epsilon: float, **more: Any) -> Policy:
+        fields = {"region": region, "epsilon": epsilon, "delta": 1e-5, "portfolio": held.reference}
+        return services.policies.append({**fields, "author": "test", **more})
+
+    def die_after(step: str, policy: Policy) -> None:
+        real = getattr(story, step)
+
+        def dying(*arguments: Any) -> Any:
+            real(*arguments)
+            raise RuntimeError("the process dies here")
+
+        monkeypatch.setattr(story, step, dying)
+        assert not run_policy(policy).succeeded
+        monkeypatch.setattr(story, step, real)
+
+    def kinds(region: str) -> list[str]:
+        return [entry.kind for entry in services.ledger.entries("held") if entry.region == region]
+
+    lifetime = {"scope": "all_regions", "mechanisms": ["random_selection"]}
+    first = policy("held-a", 2.0, **lifetime)
+    die_after("reserve", first)
+    assert kinds("held-a") == ["reserved"]
+    between = policy("held-b", 2.5, mechanisms=["linear_combination"])  # its own budget covers itself alone
+    assert run_policy(between).succeeded
+    ended = run_policy(first)
+    assert not ended.succeeded
+    assert "cannot be taken back" in ended.sentence
+    assert kinds("held-a") == ["reserved"]
+    assert keys_of(s3, f"releases/{release_id_of(first, held)}/") == []
+
+    second = policy("held-c", 5.0, **lifetime)
+    die_after("make_draw", second)
+    drawn = services.releases.read_draw(release_id_of(second, held))
+    assert drawn is not None
+    assert run_policy(policy("held-d", 2.6, mechanisms=["linear_combination"])).succeeded
+    assert run_policy(second).succeeded
+    assert kinds("held-c") == ["reserved", "intended", "live"]
+    assert services.releases.read_draw(release_id_of(second, held)) == drawn
+    certificate = read_json(s3, f"releases/{release_id_of(second, held)}/certificate.json")
+    assert certificate["cumulative"]["releases"] == 4  # held-a's reservation may still come true
+    assert certificate["cumulative"]["epsilon_all_regions"] == pytest.approx(
+        figure(services, "held"), rel=1e-9
+    )
+    assert region_compliance(services, "held-c")[2].state is State.COMPLIANT

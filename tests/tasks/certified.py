@@ -20,7 +20,8 @@ from infra.documents import Draw, LedgerEntry, Policy, PortfolioManifest, releas
 from tasks import drawing, promotion
 from tasks.candidates import LoadedCandidate
 from tasks.certifying import certify
-from tasks.cumulative import figures_after, past_of
+from tasks.cumulative import figures_after
+from tasks.past import past_of
 from tasks.report import release_files, release_manifest
 from tasks.validation import Verdict
 from tasks.verifying import Evidence

@@ -17,8 +17,10 @@ from accounting.plan import Mechanism, Plan
 from accounting.solver import solve
 from accounting.trajectory import Candidate
 from infra.documents import LedgerEntry, Policy
-from tasks.cumulative import figures, ledger_figures, outcomes_of_plan, past_of, solve_in_scope
+from tasks.cumulative import figures, ledger_figures
+from tasks.past import Past, outcomes_of_plan, past_of
 from tasks.promotion import ledger_fields
+from tasks.scope import scope_fault, solve_in_scope
 from tests.tasks.test_promotion import candidate, draw_of
 
 RELATION = NeighboringRelation.REPLACE_ONE
@@ -51,8 +53,9 @@ def plan_of(mechanism: Mechanism, epsilon: float) -> Plan:
 class Book:
     """A ledger under construction."""
 
-    def __init__(self) -> None:
+    def __init__(self, candidates: Sequence[Candidate] = CANDIDATES) -> None:
         self.entries: list[LedgerEntry] = []
+        self.candidates = candidates
 
     def add(
         self,
@@ -75,7 +78,7 @@ class Book:
                     SimpleNamespace(lineage="patients", neighboring_relation="replace_one", unit="record"),
                 ),
                 plan=plan,
-                candidates=CANDIDATES,
+                candidates=self.candidates,
                 draw=None if drawn is None else draw_of(plan, drawn),
                 certificate_sha256=None if kind in ("reserved", "consulted") else "b" * 64,
                 counted=counted,
@@ -148,16 +151,124 @@ def test_consulted_models_count_with_every_outcome() -> None:
     assert found == pytest.approx(joint_of(next(iter(plan.outcomes)), "c3"), rel=1e-9)
 
 
-def test_a_retry_finds_the_past_of_the_first_attempt() -> None:
+def regions_of(past: Past | None) -> list[str]:
+    assert past is not None
+    return [release.region for release in past.releases]
+
+
+def test_a_retry_finds_the_past_of_the_certificate() -> None:
+    book = Book()
+    book.add(1, "eu", plan_of(Mechanism.LINEAR_COMBINATION, 1.2))
+    book.add(2, "us", plan_of(Mechanism.LINEAR_COMBINATION, 1.3))
+    book.add(3, "jp", plan_of(Mechanism.LINEAR_COMBINATION, 2.0))
+    past = past_of(book.entries, f"{2:064x}")
+    assert (past.entries, past.is_new, past.held) == (2, False, None)
+    assert regions_of(past) == ["eu"]
+    assert regions_of(past_of(book.entries, "f" * 64)) == ["eu", "us", "jp"]
+
+
+def test_a_reservation_keeps_its_turn_but_not_its_past() -> None:
+    """What came out since counts; what was only reserved after it does not, for that counts it."""
     book = Book()
     plan = plan_of(Mechanism.LINEAR_COMBINATION, 1.2)
     book.add(1, "eu", plan)
-    book.add(2, "us", plan_of(Mechanism.LINEAR_COMBINATION, 1.3), kinds=("reserved",))
-    book.add(3, "jp", plan_of(Mechanism.LINEAR_COMBINATION, 2.0))
-    past = past_of(book.entries, f"{2:064x}")
-    assert past.entries == 2
-    assert [release.region for release in past.releases] == ["eu"]
-    assert [release.region for release in past_of(book.entries, "f" * 64).releases] == ["eu", "us", "jp"]
+    book.add(2, "us", plan, kinds=("reserved",))
+    book.add(3, "jp", plan, kinds=("reserved",))
+    ours = past_of(book.entries, f"{2:064x}")
+    assert (regions_of(ours), regions_of(ours.held), ours.grown) == (["eu"], ["eu"], False)
+    theirs = past_of(book.entries, f"{3:064x}")
+    assert (regions_of(theirs), theirs.grown) == (["eu", "us"], False)
+    book.add(2, "us", plan, kinds=("intended",))
+    assert not past_of(book.entries, f"{3:064x}").grown  # it was foreseen with these outcomes
+    book.add(4, "br", plan_of(Mechanism.LINEAR_COMBINATION, 2.0), kinds=("intended",))
+    theirs = past_of(book.entries, f"{3:064x}")
+    assert (regions_of(theirs), theirs.grown) == (["eu", "us", "br"], True)
+    assert not past_of(book.entries, f"{3:064x}", policy_of("jp", 2.0, "region")).grown
+    assert past_of(book.entries, f"{3:064x}", policy_of("jp", 2.0, "all_regions")).grown
+
+
+def test_what_was_reserved_later_and_came_out_first_was_not_counted() -> None:
+    book = Book()
+    plan = plan_of(Mechanism.LINEAR_COMBINATION, 1.2)
+    book.add(1, "us", plan, kinds=("reserved",))
+    book.add(2, "jp", plan, kinds=("reserved",))
+    book.add(2, "jp", plan, kinds=("intended",))
+    past = past_of(book.entries, f"{1:064x}")
+    assert (regions_of(past), regions_of(past.held), past.grown) == (["jp"], [], True)
+
+
+def test_a_plan_is_found_again_unless_something_came_out_before_its_draw() -> None:
+    book = Book()
+    policy = policy_of("us", 2.6, "all_regions", mechanisms=["random_selection"])
+    plan = solve_in_scope(policy, CANDIDATES, None, past_of(book.entries, f"{1:064x}"))
+    book.add(1, "us", plan, kinds=("reserved",))
+    again = solve_in_scope(policy, CANDIDATES, None, past_of(book.entries, f"{1:064x}"))
+    assert again.outcomes == plan.outcomes
+    loud = plan_of(Mechanism.LINEAR_COMBINATION, 1.3)
+    book.add(2, "eu", loud)
+    grown = past_of(book.entries, f"{1:064x}", policy)
+    assert together(book, policy, plan, f"{1:064x}") > 2.6
+    anew = solve_in_scope(policy, CANDIDATES, None, grown)
+    assert together(book, policy, anew, f"{1:064x}") <= 2.6 * (1 + 1e-12)
+    # Whoever asked for the other release may have seen the draw, so it counts as drawn.
+    quiet, noisy = sorted(plan.outcomes, key=lambda name: joint_of(name))[:: len(plan.outcomes) - 1]
+    with pytest.raises(BudgetInfeasible, match=f"{noisy} was drawn for policy 1 of us"):
+        solve_in_scope(policy, CANDIDATES, None, grown, draw_of(plan, noisy))
+    kept = solve_in_scope(policy, CANDIDATES, None, grown, draw_of(plan, quiet))
+    assert kept.outcomes == plan.outcomes
+
+
+@pytest.mark.parametrize("mechanism", ["linear_combination", "random_selection", "mixture"])
+@pytest.mark.parametrize("epsilon", [0.9, 1.0, 1.3, 1.7, 2.2, 3.0])
+def test_a_first_release_complies_with_the_budget_that_it_was_made_for(
+    epsilon: float, mechanism: str
+) -> None:
+    """A plan that fills its budget must not exceed it by a rounding of the ledger's own bound."""
+    for scope in ("region", "all_regions"):
+        policy = policy_of("eu", epsilon, scope, mechanisms=[mechanism])
+        plan = solve_in_scope(policy, CANDIDATES, None, past_of([], "f" * 64))
+        for drawn in plan.outcomes if len(plan.outcomes) > 1 else (None,):
+            book = Book()
+            book.add(1, "eu", plan, kinds=("reserved", "intended", "live"), drawn=drawn)
+            assert scope_fault(policy, book.entries, f"{1:064x}") is None
+            book = Book()
+            book.add(1, "eu", plan, drawn=drawn)  # made for a policy of scope release
+            assert scope_fault(policy, book.entries, f"{1:064x}") is None
+
+
+def test_a_draw_counts_as_made_once_somebody_may_have_seen_it() -> None:
+    """One half over two runs of mu .8, then the other one on purpose: delta .175 at epsilon 1, and not .119."""
+    runs = [candidate("a", 2 * math.sqrt(20) / 0.8, 1.0), candidate("b", 2 * math.sqrt(20) / 0.8, 1.0)]
+    assert runs[0].trajectory.steps == 20
+    one: Any = SimpleNamespace(
+        outcomes={"a": 0.5, "b": 0.5}, consulted=(), merged_weights=lambda name: {name: 1.0}
+    )
+    other = solve(
+        PrivacyBudget(epsilon=30.0, delta=DELTA),
+        [runs[1]],
+        relation=RELATION,
+        mechanisms=[Mechanism.RANDOM_SELECTION],
+    )
+    for delta, complies in ((0.11, False), (0.12, False), (0.17, False), (0.18, True)):
+        for first_kinds in (("intended",), ("reserved", "intended")):
+            book = Book(runs)
+            book.add(1, "eu", one, kinds=first_kinds, drawn="a")
+            book.add(2, "us", other, kinds=("intended",))
+            policy = policy_of("eu", 1.0, "all_regions").model_copy(update={"delta": delta})
+            assert (scope_fault(policy, book.entries, f"{1:064x}") is None) == complies
+            own = policy_of("eu", 1.0, "region").model_copy(update={"delta": 0.07})
+            assert scope_fault(own, book.entries, f"{1:064x}") is None  # in eu it is alone
+
+
+def test_what_came_after_a_release_that_complies_as_drawn_does_not_undo_that() -> None:
+    """The mixture of the first may be above the budget by then, though all that is out is within it."""
+    plan = plan_of(Mechanism.RANDOM_SELECTION, 1.2)
+    quiet = min(plan.outcomes, key=lambda name: joint_of(name))
+    book = Book()
+    book.add(1, "eu", plan, drawn=quiet)
+    book.add(2, "us", plan, drawn=quiet)
+    policy = policy_of("eu", joint_of(quiet) * 1.001, "all_regions")
+    assert scope_fault(policy, book.entries, f"{1:064x}") is None
 
 
 def test_figures_for_a_certificate() -> None:
@@ -177,8 +288,8 @@ def test_figures_for_a_certificate() -> None:
     assert (found.releases, found.after_ledger_entry) == (2, 2)
 
 
-def together(book: Book, policy: Policy, plan: Plan) -> float:
-    past = past_of(book.entries, "f" * 64)
+def together(book: Book, policy: Policy, plan: Plan, release_id: str = "f" * 64) -> float:
+    past = past_of(book.entries, release_id)
     new = PastRelease(region=policy.region, outcomes=outcomes_of_plan(plan, CANDIDATES, ()))
     return cumulative([*past.of_scope(policy), new], RELATION).epsilon(DELTA)
 
