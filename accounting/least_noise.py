@@ -34,7 +34,7 @@ def least_noise(
     if bracket is None:
         return None
     low, high = bracket
-    tolerance = 0.1 ** (digits - 1) / 2
+    tolerance = 0.1**digits
     for turn in itertools.count(1):
         if high / low <= 1 + tolerance:
             break
