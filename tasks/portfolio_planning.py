@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from accounting.budget import NeighboringRelation
 from accounting.calibration import TrainingShape
 from accounting.errors import InvalidInput
 from accounting.portfolio_plan import PortfolioPlan, plan_portfolio
@@ -15,11 +16,11 @@ from tasks.recipes import MAX_STEPS
 
 LESSONS = (
     "Random selection needs close neighbours: in a ladder that doubles from candidate to candidate it is nearly "
-    "invisible, for the less private one may be drawn with a chance of a few per cent only.",
-    "Linear combination gains most from close neighbours too, at budgets a little above theirs: the average of two "
-    "equally noisy models has half the noise, and the budget must cover both.",
-    "What is saved is a share of the noise variance of the best single candidate that fits; it says nothing of "
-    "accuracy where there is little noise to save.",
+    "invisible, for the less private one is drawn one time in ten at most, and mostly far less often.",
+    "Linear combination gains most from close neighbours too, at budgets above theirs that cover both: the average of "
+    "two equally noisy models has half the noise.",
+    "What is saved is a share of the noise variance of the best single candidate that fits. It is not accuracy: where "
+    "there is little noise to save, expect little.",
 )
 
 
@@ -87,9 +88,10 @@ def recipe_snippet(plan: PortfolioPlan, sampling_probability: float) -> str:
     Args:
         sampling_probability: q as stated.
     """
+    spare = 1 if plan.shape.relation is NeighboringRelation.ADD_OR_REMOVE_ONE else 0  # the neighbour's record
     lines = [
         f"neighboring_relation: {plan.shape.relation}",
-        f"n_max: {plan.records}",
+        f"n_max: {plan.records + spare}",
         f"delta: {plan.delta!r}",
         "",
         "defaults: # beside max_grad_norm and learning_rate, which no guarantee depends on",
