@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from accounting.budget import NeighboringRelation, PrivacyBudget
 from accounting.calibration import PRESETS, TrainingShape, calibrated_noise
@@ -11,6 +11,23 @@ from accounting.errors import InvalidInput, RemergeError
 from tasks.randomness import executed_probability
 
 CHOICES = ("noise_multiplier", "target_epsilon", "preset")  # a candidate gives exactly one
+
+
+class Chosen(Protocol):
+    """A candidate as its author wrote it."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def sampling_probability(self) -> float: ...
+    @property
+    def noise_multiplier(self) -> float | None: ...
+    @property
+    def target_epsilon(self) -> float | None: ...
+    @property
+    def preset(self) -> str | None: ...
 
 
 def with_defaults(
@@ -23,53 +40,46 @@ def with_defaults(
         where: the recipe's file, for errors.
 
     Raises:
-        InvalidInput: one sentence that names the candidate, where not exactly one choice is left.
+        InvalidInput: one sentence that names the candidate, where more than one choice is left.
     """
     chosen = [choice for choice in CHOICES if own.get(choice) is not None]
     shared = {key: value for key, value in defaults.items() if not (chosen and key in CHOICES)}
     fields = {**shared, **own}
     given = [choice for choice in CHOICES if fields.get(choice) is not None]
-    if not given:
-        raise InvalidInput(
-            f"{where}: the field noise_multiplier of candidate {name} is missing; give it, or a target_epsilon or a "
-            "preset instead."
-        )
     if len(given) > 1:
         raise InvalidInput(f"{where}: candidate {name} gives both {' and '.join(given)}; keep one of them.")
     return {key: value for key, value in fields.items() if key not in CHOICES or value is not None}
 
 
-def resolved_noise(
-    *,
-    target_epsilon: float,
-    delta: float,
-    steps: int,
-    sampling_probability: float,
-    relation: str,
-) -> float:
-    """The noise multiplier for a candidate's target, for the run as it will be executed.
+def noise_of(candidate: Chosen, *, delta: float, relation: str, where: str) -> float:
+    """The noise multiplier that a candidate states, or the one for its target: of the run as it will be executed.
+
+    The coins that Poisson training tosses fall a little more often than the recipe's sampling_probability says, and
+    that is what counts.
 
     Args:
-        target_epsilon: nats, of the candidate alone, at `delta`.
-        sampling_probability: q as the recipe states it; the coins that training tosses fall a little more often,
-            and that is what counts.
+        candidate: every field in range.
+        delta: of the target.
+        relation: the recipe's neighboring_relation.
+        where: the recipe's file, for errors.
 
     Raises:
-        RemergeError: see `accounting.calibration.calibrated_noise`.
+        InvalidInput: one sentence that names the candidate, where it chose nothing, or no noise meets its target.
     """
-    shape = TrainingShape(
-        steps=steps,
-        relation=NeighboringRelation(relation),
-        sampling_probability=executed_probability(sampling_probability),
-    )
-    return calibrated_noise(PrivacyBudget(epsilon=target_epsilon, delta=delta), shape)
-
-
-def target_of(target_epsilon: float | None, preset: str | None) -> float | None:
-    """nats; None where the candidate states its noise multiplier."""
-    return PRESETS[preset] if preset is not None else target_epsilon
-
-
-def named(error: RemergeError, name: str, where: str) -> InvalidInput:
-    """Say which candidate of which recipe it is about."""
-    return InvalidInput(f"{where}: candidate {name}: {error.message}")
+    if candidate.noise_multiplier is not None:
+        return candidate.noise_multiplier
+    target = candidate.target_epsilon if candidate.preset is None else PRESETS[candidate.preset]
+    if target is None:
+        raise InvalidInput(
+            f"{where}: the field noise_multiplier of candidate {candidate.name} is missing; give it, or a "
+            "target_epsilon or a preset instead."
+        )
+    try:
+        shape = TrainingShape(
+            steps=candidate.steps,
+            relation=NeighboringRelation(relation),
+            sampling_probability=executed_probability(candidate.sampling_probability),
+        )
+        return calibrated_noise(PrivacyBudget(epsilon=target, delta=delta), shape)
+    except RemergeError as error:
+        raise InvalidInput(f"{where}: candidate {candidate.name}: {error.message}") from None

@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from accounting.budget import LARGEST_EPSILON, LEAST_EPSILON
-from accounting.errors import InvalidInput, RemergeError
+from accounting.errors import InvalidInput
 from infra.canonical import canonical_json
 from infra.documents import NetworkRecord, Relation
 from infra.strict_document import Document, Name
-from tasks.noise_choice import named, resolved_noise, target_of, with_defaults
+from tasks.noise_choice import noise_of, with_defaults
 from tasks.plain_yaml import parse_yaml
 
 MAX_STEPS = 100_000  # far beyond what a portfolio trained step by step needs; catches a slipped zero
@@ -100,10 +100,9 @@ class WrittenCandidate(CandidateRecipe):
     """A candidate as its author wrote it: its noise stated, or left to a target."""
 
     noise_multiplier: Annotated[float, Field(gt=0)] | None = None  # type: ignore[assignment]
-    target_epsilon: Annotated[float, Field(ge=LEAST_EPSILON, le=LARGEST_EPSILON)] | None = None  # nats
-    preset: Literal["strong", "medium", "weak"] | None = (
-        None  # epsilon 1, 3 or 8: accounting.calibration.PRESETS
-    )
+    # The run's own epsilon, nats, at the recipe's delta; or a name for one, see accounting.calibration.PRESETS.
+    target_epsilon: Annotated[float, Field(ge=LEAST_EPSILON, le=LARGEST_EPSILON)] | None = None
+    preset: Literal["strong", "medium", "weak"] | None = None
 
 
 class WrittenRecipe(Recipe):
@@ -115,23 +114,14 @@ class WrittenRecipe(Recipe):
         """The recipe with every noise multiplier as if it had been written, which is what is trained and digested.
 
         Raises:
-            InvalidInput: one sentence that names the candidate whose target no noise meets.
+            InvalidInput: one sentence that names the candidate without a choice, or whose target no noise meets.
         """
         candidates = []
         for candidate in self.candidates:
             fields = candidate.model_dump(exclude={"target_epsilon", "preset"})
-            target = target_of(candidate.target_epsilon, candidate.preset)
-            if target is not None:
-                try:
-                    fields["noise_multiplier"] = resolved_noise(
-                        target_epsilon=target,
-                        delta=self.delta,
-                        steps=candidate.steps,
-                        sampling_probability=candidate.sampling_probability,
-                        relation=self.neighboring_relation,
-                    )
-                except RemergeError as error:
-                    raise named(error, candidate.name, where) from None
+            fields["noise_multiplier"] = noise_of(
+                candidate, delta=self.delta, relation=self.neighboring_relation, where=where
+            )
             candidates.append(CandidateRecipe(**fields))
         return Recipe(**{**dict(self), "candidates": tuple(candidates)})
 

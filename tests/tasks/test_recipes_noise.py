@@ -112,7 +112,7 @@ def test_a_candidates_own_choice_replaces_a_shared_one_of_any_kind() -> None:
         ("target_epsilon: .inf", "target_epsilon of candidate eps-1 should be a finite number"),
         ("target_epsilon: true", "target_epsilon of candidate eps-1 should be a valid number"),
         ("target_epsilon: much", "target_epsilon of candidate eps-1 should be a valid number"),
-        ("target_epsilom: 1", "the field noise_multiplier of candidate eps-1 is missing"),
+        ("target_epsilom: 1", "unknown field target_epsilom of candidate eps-1; check its spelling"),
         ("target_epsilon: 1, steps: 0", "steps of candidate eps-1 should be greater than"),
         (
             "target_epsilon: 1, steps: 1, sampling_probability: 0.000001, expected_batch_size: 1",
