@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from accounting.errors import InvalidInput, RemergeError
 from flows.account import account_app
+from flows.plan import plan
 from infra.settings import Settings
 
 app = typer.Typer(
@@ -87,6 +88,9 @@ def train(
         f"Portfolio [bold]{manifest.reference}[/] is ready with {len(manifest.candidates)} candidates: "
         f"{', '.join(candidate.name for candidate in manifest.candidates)}."
     )
+
+
+app.command()(plan)
 
 
 @policy_app.command("set")

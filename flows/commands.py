@@ -50,7 +50,8 @@ def train_portfolio(settings: Settings, recipe: Path, console: Console) -> Portf
     from tasks.recipes import find_recipe, load_recipe
 
     path = find_recipe(recipe)
-    loaded = load_recipe(path)
+    with console.status("Reading the recipe ..."):  # finding the noise for a target takes some seconds
+        loaded = load_recipe(path)
     services = open_services(settings)
     require_worker(settings)
     run = services.orchestrator.create_flow_run("train-portfolio", {"recipe": str(path.absolute())})

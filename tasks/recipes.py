@@ -12,10 +12,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
+from accounting.budget import LARGEST_EPSILON, LEAST_EPSILON
 from accounting.errors import InvalidInput
 from infra.canonical import canonical_json
 from infra.documents import NetworkRecord, Relation
 from infra.strict_document import Document, Name
+from tasks.noise_choice import noise_of, with_defaults
 from tasks.plain_yaml import parse_yaml
 
 MAX_STEPS = 100_000  # far beyond what a portfolio trained step by step needs; catches a slipped zero
@@ -94,6 +96,36 @@ class Recipe(Document):
         return next(candidate for candidate in self.candidates if candidate.name == name)
 
 
+class WrittenCandidate(CandidateRecipe):
+    """A candidate as its author wrote it: its noise stated, or left to a target."""
+
+    noise_multiplier: Annotated[float, Field(gt=0)] | None = None  # type: ignore[assignment]
+    # The run's own epsilon, nats, at the recipe's delta; or a name for one, see accounting.calibration.PRESETS.
+    target_epsilon: Annotated[float, Field(ge=LEAST_EPSILON, le=LARGEST_EPSILON)] | None = None
+    preset: Literal["strong", "medium", "weak"] | None = None
+
+
+class WrittenRecipe(Recipe):
+    """A recipe as its author wrote it."""
+
+    candidates: Annotated[tuple[WrittenCandidate, ...], Field(min_length=1, max_length=64)]
+
+    def resolved(self, where: str) -> Recipe:
+        """The recipe with every noise multiplier as if it had been written, which is what is trained and digested.
+
+        Raises:
+            InvalidInput: one sentence that names the candidate without a choice, or whose target no noise meets.
+        """
+        candidates = []
+        for candidate in self.candidates:
+            fields = candidate.model_dump(exclude={"target_epsilon", "preset"})
+            fields["noise_multiplier"] = noise_of(
+                candidate, delta=self.delta, relation=self.neighboring_relation, where=where
+            )
+            candidates.append(CandidateRecipe(**fields))
+        return Recipe(**{**dict(self), "candidates": tuple(candidates)})
+
+
 def find_recipe(path: Path | str) -> Path:
     """Where a recipe file is: a relative path is looked for in the working directory, then beside the code.
 
@@ -122,7 +154,11 @@ def load_recipe(path: Path | str) -> Recipe:
 
 
 def parse_recipe(text: str, where: str) -> Recipe:
-    """Check the text of a recipe; `where` names it in errors."""
+    """Check the text of a recipe and find the noise for its targets; `where` names it in errors.
+
+    Raises:
+        InvalidInput: one sentence, see `load_recipe`.
+    """
     fields = parse_yaml(text, where)
     if not isinstance(fields, dict):
         raise InvalidInput(f"{where} is not a recipe: it must be a mapping with a name, data and candidates.")
@@ -140,12 +176,13 @@ def parse_recipe(text: str, where: str) -> Recipe:
         if own and "name" in own:
             raise InvalidInput(f"{where}: candidate {name} is named by its key; remove its field name.")
     fields["candidates"] = tuple(
-        {**defaults, **(own or {}), "name": name} for name, own in candidates.items()
+        {**with_defaults(name, own or {}, defaults, where), "name": name} for name, own in candidates.items()
     )
     try:
-        return Recipe.model_validate(fields)
+        written = WrittenRecipe.model_validate(fields)
     except ValidationError as error:
         raise InvalidInput(_sentence(where, error, candidates)) from None
+    return written.resolved(where)
 
 
 def _sentence(where: str, error: ValidationError, candidates: dict[str, Any]) -> str:
