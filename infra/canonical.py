@@ -18,7 +18,7 @@ def canonical_json(document: Any) -> bytes:
 
 
 def strict_json(content: bytes | str) -> Any:
-    """Read JSON in which every key stands once and every number is finite.
+    """Read JSON in which every key stands once, every number is finite and every text can be written down again.
 
     Of a key given twice, one reader would take the first value and another the last.
 
@@ -36,9 +36,15 @@ def strict_json(content: bytes | str) -> Any:
         raise ValueError(f"{name} is not JSON")
 
     try:
-        return json.loads(content, object_pairs_hook=once, parse_constant=no_constant)
+        found = json.loads(content, object_pairs_hook=once, parse_constant=no_constant)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    if (b"\\" if isinstance(content, bytes) else "\\") in content:  # type: ignore[operator]
+        try:
+            json.dumps(found, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("it holds half of a character (a lone surrogate)") from None
+    return found
 
 
 def sha256_hex(content: bytes) -> str:

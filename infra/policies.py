@@ -76,11 +76,21 @@ class PolicyStore:
             now = datetime.now(UTC).isoformat()
             policy = Policy.from_fields({"effective_at": now, **fields, "serial": serial}, "policy")
             same = newest and newest.document.terms() == policy.terms()
-            if newest and same and not new and newest.document.effective_at <= policy.effective_at:
+            if newest and same and not new and _holds_then(newest.document, policy, "effective_at" in fields):
                 return newest.document
             return policy
 
         return self.documents.append(build(1, None).region, build)
+
+
+def _holds_then(newest: Policy, asked: Policy, at_a_time: bool) -> bool:
+    """Whether the newest policy does what is asked, so that no document of the same terms is needed: it holds by then.
+
+    One that is still to come does not, if it is asked for at another time: it is moved.
+    """
+    if at_a_time and newest.effective_at > datetime.now(UTC):
+        return newest.effective_at == asked.effective_at
+    return newest.effective_at <= asked.effective_at
 
 
 class ManifestStore:

@@ -26,6 +26,7 @@ The process needs no more than the right to get objects under `regions/` and `re
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -39,6 +40,7 @@ from infra.documents import Draw, Pointer, ReleaseManifest
 from infra.object_store import Corrupted, Missing, ObjectStore
 from infra.releases import CERTIFICATE, DRAW, MODEL, ReleaseStore, release_key
 from infra.settings import Settings, s3_access
+from infra.strict_document import NAME
 from infra.tensor_file import FLOATS, NotSafetensors, TensorPlace, read_layout, widened
 
 if TYPE_CHECKING:
@@ -142,6 +144,10 @@ def load(
     if poll_seconds is not None and not 0 < poll_seconds < float("inf"):
         raise InvalidInput(
             f"poll_seconds must be positive and finite, or None, but {poll_seconds!r} was given."
+        )
+    if not re.fullmatch(NAME, region):
+        raise InvalidInput(
+            f"{region!r} is no region's name: those are lower-case letters, digits and hyphens."
         )
     production = Production(region, store or ObjectStore(s3_access(settings)))
     if poll_seconds is not None:

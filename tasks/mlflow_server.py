@@ -72,7 +72,7 @@ def healthy(url: str) -> bool:
 
 
 def experiment(client: MlflowClient, name: str) -> str:
-    """The id of the experiment of that name, made if need be; threads may ask at once."""
+    """The id of the experiment of that name, made or restored if need be; threads may ask at once."""
     from mlflow.exceptions import MlflowException
 
     found = client.get_experiment_by_name(name)
@@ -85,6 +85,8 @@ def experiment(client: MlflowClient, name: str) -> str:
             found = client.get_experiment_by_name(name)
             if found is None:
                 raise error
+    if found.lifecycle_stage == "deleted":  # by hand; MLflow keeps its name and its runs
+        client.restore_experiment(found.experiment_id)
     return str(found.experiment_id)
 
 

@@ -48,21 +48,18 @@ def test_two_promoters_of_one_policy(chain: Chain, row: Row) -> None:
 
 @pytest.mark.timeout(1200)
 def test_promoters_of_two_successive_policies(chain: Chain, row: Row) -> None:
-    """The older one has begun before the newer policy is stored, and both write the pointer at the same time."""
+    """The older one has passed its last look at the policies when the newer one is stored; then both go on together."""
     row.fault = "promoters of two successive policies, together at a step"
     for number in range(TIMES):
         where, nth = STEPS[3 + number % 3]
         older = chain.policy()
         begun = FORKS.Event()
         together = partial(FORKS.Barrier(2).wait, 60)
-        moments = (
-            (Moment(f"{FLOW}read_portfolio", "before"), begun.set),
-            (Moment(where, "before", nth), together),
-        )
-        first = chain.field.promotion(older, *moments)
+        meeting = (Moment(where, "before", nth), together)
+        first = chain.field.promotion(older, (Moment(f"{FLOW}register", "before"), begun.set), meeting)
         assert begun.wait(60)
         newer = chain.policy()
-        second = chain.field.promotion(newer, *moments)
+        second = chain.field.promotion(newer, meeting)
         ends = [first.wait(), second.wait()]
         assert ends[1].completed, ends
         chain.field.survived(chain.region, row)

@@ -10,7 +10,7 @@ import pytest
 
 from accounting.errors import InvalidInput
 from accounting.selection_rules import SELECTIONS
-from infra.canonical import canonical_json
+from infra.canonical import canonical_json, strict_json
 from infra.documents import (
     DOCUMENTS,
     CandidateRecord,
@@ -189,3 +189,23 @@ def test_canonical_json_has_one_form() -> None:
     assert canonical_json({"b": 0.1, "a": "é"}) == '{"a":"é","b":0.1}'.encode()
     with pytest.raises(ValueError, match="JSON compliant"):
         canonical_json({"a": math.nan})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"a": 1, "a": 1}',
+        b'{"a": NaN}',
+        b'{"a": "\\ud800"}',
+        b'{"\\udfff": 1}',
+        b"[" * 100_000,
+        b'{"a": "\xff"}',
+    ],
+)
+def test_json_that_readers_may_take_differently_is_refused(content: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011
+        strict_json(content)
+
+
+def test_json_with_escapes_is_read() -> None:
+    assert strict_json(b'{"a": "\\u00e9\\ud83d\\ude00\\n"}') == {"a": "\u00e9\U0001f600\n"}

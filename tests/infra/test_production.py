@@ -235,6 +235,12 @@ def test_a_region_without_a_release(releases: ReleaseStore, name: str) -> None:
         load(name, store=releases.store)
 
 
+@pytest.mark.parametrize("name", ["", "../eu", "EU", "\ud800", "eu/current"])
+def test_a_name_that_no_region_can_have(releases: ReleaseStore, name: str) -> None:
+    with pytest.raises(InvalidInput, match="is no region's name"):
+        load(name, store=releases.store)
+
+
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
 def test_an_interval_that_is_none(seconds: float) -> None:
     with pytest.raises(InvalidInput, match="poll_seconds"):

@@ -42,6 +42,19 @@ def test_the_same_terms_again_are_the_same_policy(object_store: ObjectStore, pol
     assert store.append(policy_fields()).serial == 4  # not the newest policy's terms any more
 
 
+def test_a_policy_to_come_is_moved_by_asking_for_another_time(
+    object_store: ObjectStore, name: str, policy_fields: Fields
+) -> None:
+    store = PolicyStore(object_store)
+    first = store.append(policy_fields(effective_at="2101-01-01T00:00:00Z"))
+    assert store.append(policy_fields(effective_at="2101-01-01T00:00:00Z")) == first
+    later = store.append(policy_fields(effective_at="2102-01-01T00:00:00Z"))
+    assert (later.serial, later.effective_at.year) == (2, 2102)
+    assert store.append(policy_fields(effective_at="2101-06-01T00:00:00Z")).serial == 3
+    assert store.append(policy_fields()).serial == 4  # now
+    assert store.append(policy_fields()).serial == 4
+
+
 def test_a_bad_policy_is_not_stored(object_store: ObjectStore, name: str, policy_fields: Fields) -> None:
     store = PolicyStore(object_store)
     with pytest.raises(InvalidInput, match="policy: epsilon"):
@@ -163,6 +176,24 @@ def test_two_promoters_of_a_release_count_the_same_past(
         store.append_once(ledger_fields(1, counted=2, certificate_digest="7" * 64))
     assert store.append_once(ledger_fields(1, counted=1)) == first
     assert len(store.entries(name)) == 2
+
+
+def test_what_has_no_certificate_yet_may_be_planned_anew(
+    object_store: ObjectStore, name: str, ledger_fields: Fields
+) -> None:
+    store = LedgerStore(object_store)
+    outcome = ledger_fields(1)["outcomes"][0]
+    other = [{**outcome, "name": "another"}]
+    for kind, first in (("reserved", 1), ("consulted", 4)):
+        fields = ledger_fields(1, kind=kind, certificate_digest=None)
+        assert store.append_once(fields).serial == first
+        assert store.append_once(fields).serial == first
+        assert store.append_once({**fields, "outcomes": other, "counted": 2}).serial == first + 1
+        assert store.append_once({**fields, "counted": 3}, again=True).serial == first + 2
+    assert store.append_once(ledger_fields(1, counted=6), after=6).serial == 7
+    with pytest.raises(InvalidInput, match="with another plan"):
+        store.append_once(ledger_fields(1, counted=6, certificate_digest="7" * 64, outcomes=other))
+    assert len(store.entries(name)) == 7
 
 
 def test_append_once_by_many_writers(object_store: ObjectStore, name: str, ledger_fields: Fields) -> None:

@@ -212,27 +212,33 @@ def test_what_was_released_since_a_reservation_counts(
 
     lifetime = {"scope": "all_regions", "mechanisms": ["random_selection"]}
     first = policy("held-a", 2.0, **lifetime)
-    die_after("reserve", first)
-    assert kinds("held-a") == ["reserved"]
-    between = policy("held-b", 2.5, mechanisms=["linear_combination"])  # its own budget covers itself alone
-    assert run_policy(between).succeeded
-    ended = run_policy(first)
-    assert not ended.succeeded
-    assert "cannot be taken back" in ended.sentence
-    assert kinds("held-a") == ["reserved"]
-    assert keys_of(s3, f"releases/{release_id_of(first, held)}/") == []
-
-    second = policy("held-c", 5.0, **lifetime)
-    die_after("make_draw", second)
-    drawn = services.releases.read_draw(release_id_of(second, held))
+    monkeypatch.setattr("tasks.drawing.secrets.token_hex", lambda size: "0" * (2 * size))
+    die_after("make_draw", first)
+    drawn = services.releases.read_draw(release_id_of(first, held))
     assert drawn is not None
-    assert run_policy(policy("held-d", 2.6, mechanisms=["linear_combination"])).succeeded
-    assert run_policy(second).succeeded
-    assert kinds("held-c") == ["reserved", "intended", "live"]
-    assert services.releases.read_draw(release_id_of(second, held)) == drawn
-    certificate = read_json(s3, f"releases/{release_id_of(second, held)}/certificate.json")
-    assert certificate["cumulative"]["releases"] == 4  # held-a's reservation may still come true
+    assert drawn.drawn == "medium"
+    assert kinds("held-a") == ["reserved"]
+    assert run_policy(policy("held-b", 1.0, mechanisms=["linear_combination"])).succeeded
+    assert run_policy(first).succeeded  # there is room for what was drawn beside it
+    assert kinds("held-a") == ["reserved", "intended", "live"]
+    assert services.releases.read_draw(release_id_of(first, held)) == drawn
+    certificate = read_json(s3, f"releases/{release_id_of(first, held)}/certificate.json")
+    assert certificate["cumulative"]["releases"] == 2
     assert certificate["cumulative"]["epsilon_all_regions"] == pytest.approx(
         figure(services, "held"), rel=1e-9
     )
-    assert region_compliance(services, "held-c")[2].state is State.COMPLIANT
+    assert region_compliance(services, "held-a")[2].state is State.COMPLIANT
+
+    second = policy("held-c", 2.3, **lifetime)
+    die_after("reserve", second)
+    assert kinds("held-c") == ["reserved"]
+    # Its own budget covers itself alone.
+    assert run_policy(policy("held-d", 2.9, mechanisms=["linear_combination"])).succeeded
+    ended = run_policy(second)
+    assert not ended.succeeded
+    assert "cannot be taken back" in ended.sentence
+    assert kinds("held-c") == ["reserved"]
+    assert keys_of(s3, f"releases/{release_id_of(second, held)}/") == []
+    _, _, verdict = region_compliance(services, "held-a")
+    assert verdict.state is State.NON_COMPLIANT  # a later release of another budget has used up its own
+    assert "All releases of the lineage in all regions together have epsilon" in verdict.reason
