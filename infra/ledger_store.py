@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,6 +11,8 @@ from accounting.errors import InvalidInput
 from infra.documents import LedgerEntry
 from infra.numbered import Numbered, NumberedDocuments
 from infra.object_store import Changed, Corrupted, ObjectStore
+
+_AT_ONCE = 10  # as many connections as boto3 keeps open
 
 
 class LedgerStore:
@@ -105,11 +108,11 @@ class LedgerStore:
         return self.documents.append(wanted.lineage, build)
 
     def _chain(self, lineage: str) -> list[Numbered[LedgerEntry]]:
+        etags = dict(enumerate(self.documents.etags(lineage), start=1))
+        self._fetch(lineage, etags)
         chain: list[Numbered[LedgerEntry]] = []
-        for serial, etag in enumerate(self.documents.etags(lineage), start=1):
-            numbered = self._read.get((lineage, serial))
-            if numbered is None or numbered.etag != etag:
-                numbered = self._read[lineage, serial] = self.documents.read(lineage, serial)
+        for serial in etags:
+            numbered = self._read[lineage, serial]
             expected = chain[-1].sha256 if chain else None
             if numbered.document.previous_digest != expected:
                 key = self.documents.key(lineage, serial)
@@ -119,6 +122,21 @@ class LedgerStore:
                 )
             chain.append(numbered)
         return chain
+
+    def _fetch(self, lineage: str, etags: Mapping[int, str]) -> None:
+        """Read what is not known yet, several at a time: of a far store it is the answers that take the time."""
+
+        def read(serial: int) -> None:
+            self._read[lineage, serial] = self.documents.read(lineage, serial)
+
+        known = {serial: self._read.get((lineage, serial)) for serial in etags}
+        missing = [n for n, found in known.items() if found is None or found.etag != etags[n]]
+        if len(missing) < 2:
+            for serial in missing:
+                read(serial)
+            return
+        with ThreadPoolExecutor(min(_AT_ONCE, len(missing))) as pool:
+            list(pool.map(read, missing))
 
 
 def _with_time(fields: Mapping[str, Any]) -> dict[str, Any]:
