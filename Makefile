@@ -26,7 +26,7 @@ demo: $(STAMP) ## train a portfolio, change two regions' policies, show what was
 test: $(STAMP) ## the whole test suite, on the real stack
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
-faults: $(STAMP) ## kill, cut off, damage and race everything on the real stack, and print what was lost: nothing (half an hour)
+faults: $(STAMP) ## kill, cut off, damage and race everything on the real stack, and print what was lost: nothing (an hour and a quarter)
 	@$(BIN)/python -m pytest -n 0 -m "" --keep-table docs/reliability.md tests/faults tests/system/test_reconcile.py $(ARGS)
 
 bench: $(STAMP) ## how fast accounting and merging are, beside their targets (a few minutes, 5 GB of disk)
