@@ -107,8 +107,7 @@ def calibrated_noise(target: PrivacyBudget, shape: TrainingShape) -> float:
     Returns:
         A multiplier at which the run's bound was evaluated: its epsilon at the target's delta is at most the
         target's, and at 0.999 times the multiplier it is more, or Poisson sampling cannot be accounted at this
-        delta. The search takes up to some seconds for Poisson
-        sampling and is remembered.
+        delta. The search takes up to some seconds for Poisson sampling and is remembered.
 
     Raises:
         InvalidInput: the target holds with practically no noise, as where a record is sampled with a probability

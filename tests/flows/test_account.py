@@ -17,6 +17,7 @@ import yaml
 from mpmath import findroot, mp, mpf
 
 from flows import cli
+from tests.flows.shown import is_as_shown
 
 ROOT = Path(__file__).parent.parent.parent
 GOLDEN = json.loads((ROOT / "tests/accounting/golden.json").read_text())
@@ -457,11 +458,7 @@ def test_the_documentation_shows_what_is_printed(command: str, shown: str) -> No
         env={**os.environ, "COLUMNS": "100"},
     )
 
-    def plain(text: str) -> str:
-        return "\n".join(line.rstrip() for line in text.strip().splitlines())
-
-    pattern = ".*?".join(re.escape(part) for part in plain(shown).split("..."))
-    assert re.fullmatch(pattern, plain(ran.stdout), re.DOTALL), ran.stdout
+    assert is_as_shown(shown, ran.stdout), ran.stdout
 
 
 def test_every_example_is_in_the_documentation() -> None:

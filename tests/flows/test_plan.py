@@ -14,6 +14,7 @@ import pytest
 
 from flows import cli
 from tasks.recipes import find_recipe, parse_recipe
+from tests.flows.shown import is_as_shown
 
 ROOT = Path(__file__).parent.parent.parent
 DEMO = ("--records", "1200", "--steps", "160", "--delta", "1e-5", "--budgets")
@@ -154,9 +155,5 @@ def test_the_documentation_shows_what_is_printed_and_no_framework_starts() -> No
         env={**os.environ, "COLUMNS": "100"},
     )
 
-    def plain(text: str) -> str:
-        return "\n".join(line.rstrip() for line in text.strip().splitlines())
-
-    pattern = ".*?".join(re.escape(part) for part in plain(shown).split("..."))
-    assert re.fullmatch(pattern, plain(ran.stdout), re.DOTALL), ran.stdout
+    assert is_as_shown(shown, ran.stdout), ran.stdout
     assert ran.stderr.strip() == "[]"

@@ -363,3 +363,21 @@ def test_entries_survive_their_store() -> None:
     runs = past_of(book.entries, "f" * 64).releases[0].outcomes[0].runs
     known: dict[str, Candidate] = {c.trajectory.segments[0].id: c for c in CANDIDATES}
     assert all(run.segments == known[run.segments[0].id].trajectory.segments for run in runs)
+
+
+def test_what_used_up_a_budget_before_the_last_step_keeps_a_release_from_going_live() -> None:
+    from flows.policy_change import over_budget
+
+    plan = plan_of(Mechanism.LINEAR_COMBINATION, 1.2)
+    book = Book()
+    book.add(1, "eu", plan, kinds=("reserved", "intended"))
+    services: Any = SimpleNamespace(ledger=SimpleNamespace(entries=lambda lineage: book.entries))
+    manifest: Any = SimpleNamespace(lineage="patients", reference="clinic@1")
+    lifetime = policy_of("eu", 1.25, "all_regions")
+    assert over_budget(services, lifetime, manifest, f"{1:064x}") is None
+    book.add(2, "us", plan_of(Mechanism.LINEAR_COMBINATION, 2.0), kinds=("intended",))
+    ended = over_budget(services, lifetime, manifest, f"{1:064x}")
+    assert ended is not None
+    assert ended.kind == "infeasible"
+    assert "Other releases came first" in ended.sentence
+    assert over_budget(services, policy_of("eu", 1.25), manifest, f"{1:064x}") is None
