@@ -36,8 +36,8 @@ from accounting.errors import InvalidInput
 from infra.canonical import sha256_hex
 from tasks.data import Rows, Splits
 from tasks.recipes import CandidateRecipe, Recipe
-from tasks.recording import TrainingFailed
 from tasks.training import PRIVATE, train_candidate
+from tasks.training.recording import TrainingFailed
 
 if TYPE_CHECKING:
     import torch

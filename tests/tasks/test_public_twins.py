@@ -15,7 +15,7 @@ from tasks.data import Rows, Splits, load_splits
 from tasks.models import initial_state, state_from_bytes
 from tasks.public_twins import TrainedTwin, split_public, train_twin, twin_recipe
 from tasks.recipes import Recipe, parse_recipe
-from tasks.recording import TrainingFailed
+from tasks.training.recording import TrainingFailed
 from tests.tasks.conftest import random_rows
 
 Build = Callable[..., Any]

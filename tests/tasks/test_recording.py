@@ -16,7 +16,7 @@ from accounting.trajectory import Segment
 from tasks.data import Enforced, Rows, project
 from tasks.models import is_regression, logistic_regression, softmax_regression
 from tasks.objective import BINARY_CROSS_ENTROPY, CROSS_ENTROPY, Objective
-from tasks.recording import ExecutedStep, StepRecorder, TrainingFailed, segments, update_lipschitz
+from tasks.training.recording import ExecutedStep, StepRecorder, TrainingFailed, segments, update_lipschitz
 
 STEP = ExecutedStep(
     noise_multiplier=50.0,

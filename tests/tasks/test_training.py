@@ -18,8 +18,8 @@ from opacus.optimizers import DPOptimizer
 from accounting.errors import InvalidInput
 from tasks.data import Rows
 from tasks.models import build, initial_state, state_bytes, state_from_bytes
-from tasks.recording import TrainingFailed
 from tasks.training import TrainedCandidate, train_candidate
+from tasks.training.recording import TrainingFailed
 
 Build = Callable[..., Any]
 

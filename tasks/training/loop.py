@@ -18,7 +18,7 @@ from tasks.models import build, is_regression, state_bytes
 from tasks.objective import Objective, objective_for
 from tasks.randomness import COIN_SOURCE, NOISE_SOURCE, executed_probability, unpredictable_generator
 from tasks.recipes import CandidateRecipe, Recipe
-from tasks.recording import OPACUS_NORM_SLACK, StepRecorder, TrainingFailed, segments
+from tasks.training.recording import OPACUS_NORM_SLACK, StepRecorder, TrainingFailed, segments
 from tasks.validation import share_right
 
 if TYPE_CHECKING:
