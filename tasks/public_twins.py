@@ -161,7 +161,8 @@ def _public_generator(recipe: Recipe, purpose: str) -> torch.Generator:
 def _as_public(step: Mapping[str, float]) -> dict[str, float]:
     """The trainer's metrics under names that say what they are for a twin: nothing in them is private."""
     names = {"public_train_accuracy": SCORE_METRIC}
-    step = {
-        name: value for name, value in step.items() if name != "epsilon_so_far"
-    }  # of public rows: no epsilon
-    return {names.get(name, name.removeprefix(PRIVATE)): value for name, value in step.items()}
+    return {
+        names.get(name, name.removeprefix(PRIVATE)): value
+        for name, value in step.items()
+        if name not in NOT_OF_TWINS
+    }
