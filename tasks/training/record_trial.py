@@ -76,9 +76,9 @@ class _Trial:
         first, second, third = self.rows
         pair, swapped = _stack(first, second), _stack(first, third)
         self._require_no_mixing_layer(pair, swapped)
-        wrapped = self._wrap(self._copy())
+        result = self._opacus(self._wrap(self._copy()), pair)
+        wrapped = self._wrap(self._copy())  # which has not seen the pair
         before = _state(wrapped)
-        result = self._opacus(wrapped, pair)
         other = self._opacus(wrapped, swapped)
         self._require_nothing_written(before, wrapped)
         self._require_same(

@@ -173,6 +173,17 @@ class RunningMean(nn.Module):
         return centred
 
 
+class ScaledByTheFirstBatch(nn.Module):
+    """Initialised by the first batch that it sees, and the same ever after."""
+
+    scale: torch.Tensor | None = None
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        if self.scale is None:
+            self.scale = rows.detach().std(dim=0)
+        return rows / self.scale
+
+
 class MixesBackwards(torch.autograd.Function):
     """Its scores are in order; its gradients are everybody's."""
 
@@ -205,6 +216,7 @@ class DrawnByTheBatch(nn.Dropout):
         (RunningMean(buffer=True), "its forward writes to `1.mean`"),
         (RunningMean(buffer=True, used=False), "its forward writes to `1.mean`"),
         (RunningMean(buffer=False), "depend on the batches that were seen before"),
+        (ScaledByTheFirstBatch(), r"layer `1` \(ScaledByTheFirstBatch\) gives for a record depends"),
         (DrawnByTheBatch(), r"layer `1` \(DrawnByTheBatch\) gives for a record depends"),
         (nn.Softmax(dim=0), r"layer `1` \(Softmax\) gives for a record depends"),
     ],
@@ -238,7 +250,7 @@ def test_records_that_mix_on_the_way_back_only_are_refused() -> None:
         return network.head(MixesBackwards.apply(network.body(rows)))
 
     with pytest.raises(
-        InvalidInput, match=r"the gradients of `body.weight`, `body.bias` are computed wrongly"
+        InvalidInput, match=r"the gradients of `body.weight`, `body.bias` depend on the other records"
     ):
         tried(of_parts(forward, body=nn.Linear(6, 4), head=nn.Linear(4, 3)))
 
