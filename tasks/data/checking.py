@@ -31,7 +31,7 @@ def require_splits(splits: Any, *, with_private: bool, where: str) -> Splits:
 
 
 def checked(rows: Any, name: str, classes: int, where: str) -> Rows:
-    """A float32 and int64 copy of the rows of one part, which nothing else refers to.
+    """The rows of one part as float32 and int64 arrays that nothing else refers to.
 
     Raises:
         InvalidInput: wrong dtype, shape, values or labels.
@@ -51,7 +51,7 @@ def checked(rows: Any, name: str, classes: int, where: str) -> Rows:
         raise InvalidInput(f"{where} returned no {name} rows.")
     if given[:1].size == 0:
         raise InvalidInput(f"{where} returned {name} rows without a single number in them.")
-    features = _float32(given, name, where)
+    features = _float32(given, name, where, in_place=rows.handed_over)
     if not np.issubdtype(labels.dtype, np.integer):
         raise InvalidInput(
             f"{where} returned {name} labels of type {labels.dtype}; they must be whole numbers, "
@@ -83,8 +83,9 @@ def _array(values: Any, what: str) -> np.ndarray:
     return found
 
 
-def _float32(given: np.ndarray, name: str, where: str) -> np.ndarray:
-    features = np.empty(given.shape, dtype=np.float32)
+def _float32(given: np.ndarray, name: str, where: str, *, in_place: bool) -> np.ndarray:
+    kept = in_place and given.dtype == np.float32 and given.flags.c_contiguous and given.flags.writeable
+    features = given if kept else np.empty(given.shape, dtype=np.float32)
     for block in blocks(given):
         part = given[block]
         if not np.isfinite(part).all():

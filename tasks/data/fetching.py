@@ -78,7 +78,7 @@ def _apt(package: Package, folder: Path, report: Report) -> Path:
     _run(["apt-get", "--quiet", "download", package.name], folder, report)
     report.say("unpacking")
     [archive] = _only(folder, "*.deb")
-    _run(["dpkg-deb", "-x", archive.name, "unpacked"], folder, report)
+    _run(["dpkg-deb", "-x", archive.name, "unpacked"], folder)
     found = sorted((folder / "unpacked").rglob("train-images-idx3-ubyte*"))
     if not found:
         raise FetchFailed("the package holds no idx files")
@@ -95,8 +95,8 @@ def _only(folder: Path, pattern: str) -> list[Path]:
     return found
 
 
-def _run(command: list[str], folder: Path, report: Report, **environment: str) -> None:
-    """Run a registry's client and show how much it has written so far."""
+def _run(command: list[str], folder: Path, report: Report | None = None, **environment: str) -> None:
+    """Run a registry's client; with a report, show how much it has written so far."""
     if shutil.which(command[0]) is None:
         raise FetchFailed(f"there is no program {command[0]} on this machine")
     said = folder / "said.txt"
@@ -114,7 +114,8 @@ def _run(command: list[str], folder: Path, report: Report, **environment: str) -
             while client.poll() is None:
                 if time.monotonic() > end:
                     raise FetchFailed(f"{command[0]} took longer than {_PATIENCE / 60:g} minutes")
-                report.reached(_written(folder))
+                if report is not None:
+                    report.reached(_written(folder))
                 time.sleep(_LOOK_EVERY)
         finally:
             if client.poll() is None:

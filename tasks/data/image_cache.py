@@ -77,6 +77,7 @@ def store(one: ImageSet, train: Pictures, test: Pictures, cache: Path) -> None:
                         file.write(idx_header(array))
                         file.write(array.data)
                         file.flush()
+                        os.fchmod(file.fileno(), 0o644)  # everybody may read what is public anyway
                         os.fsync(file.fileno())
                         os.replace(file.name, path)
                     except BaseException:

@@ -159,7 +159,7 @@ def _rows(one: ImageSet, pictures: Pictures, flatten: bool, bias: bool, classes:
     if bias:
         flat[:, -1] = one.bias
     features = flat if flatten else flat.reshape(len(labels), *one.shape)
-    return Rows(features=features, labels=labels.astype(np.int64))
+    return Rows(features=features, labels=labels.astype(np.int64), handed_over=True)
 
 
 def _require_options(
