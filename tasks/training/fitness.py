@@ -192,18 +192,26 @@ def _tied(module: nn.Module) -> Iterator[str]:
     """Two names for one memory: a record's gradient would count once where it moves two layers."""
     places = sorted(
         (tensor.data_ptr(), tensor.data_ptr() + _extent(tensor), name)
-        for name, tensor in [
-            *module.named_parameters(remove_duplicate=False),
-            *module.named_buffers(remove_duplicate=False),
-        ]
+        for name, tensor in _tensors(module)
         if tensor.numel()
     )
-    trained = {
-        name for name, tensor in module.named_parameters(remove_duplicate=False) if tensor.requires_grad
-    }
+    trained = {name for name, tensor in _tensors(module) if tensor.requires_grad}
     for (_, end, name), (start, _, other) in pairwise(places):
         if start < end and (name in trained or other in trained):
             yield f"{names_of([name, other])} share their memory; give each layer parameters of its own"
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """By every name they have, but for the second names that Opacus's own LSTM, GRU and RNN give theirs."""
+    from opacus.layers.dp_rnn import DPRNNBase
+
+    aliases = [path for path, layer in module.named_modules() if isinstance(layer, DPRNNBase)]
+    for name, tensor in [
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ]:
+        if name.rpartition(".")[0] not in aliases:
+            yield name, tensor
 
 
 def _extent(tensor: Tensor) -> int:

@@ -9,7 +9,7 @@ what lies below it), in float64 where the network allows it, so that even a fain
 3. With torch's dropout layers switched off they stay the same, and equal plain autograd's, when the record is alone;
    scores also in a batch of five.
 
-The loss is replaced by one fixed combination of the scores: the real ones are sums over records already.
+The loss is replaced by a fixed one of the same form: the mean of what each row's scores give.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -42,7 +42,11 @@ class _WrongType(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Result:
     scores: Tensor  # (rows, ...)
-    gradients: dict[str, Tensor]  # by parameter: (rows, ...), or their norms (rows,) under ghost clipping
+    # by parameter: (rows, ...), or their norms (rows,) under ghost clipping
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+
+    def only_scores(self) -> _Result:
+        return _Result(scores=self.scores)
 
 
 def require_own_gradients(module: nn.Module, rows: np.ndarray, *, what: str, grad_sample_mode: str) -> None:
@@ -71,52 +75,43 @@ class _Trial:
     def run(self) -> None:
         first, second, third = self.rows
         pair, swapped = _stack(first, second), _stack(first, third)
-        plain = self._copy()
-        self._require_no_mixing_layer(plain, pair, swapped)
-        wrapped = self._wrap(self._copy())
+        self._require_no_mixing_layer(pair, swapped)
+        result = self._opacus(self._wrap(self._copy()), pair)
+        wrapped = self._wrap(self._copy())  # which has not seen the pair
         before = _state(wrapped)
-        result = self._opacus(wrapped, pair)
         other = self._opacus(wrapped, swapped)
-        again = self._opacus(wrapped, pair)
         self._require_nothing_written(before, wrapped)
         self._require_same(
             _rows_of(result, 0, 1), _rows_of(other, 0, 1), "depend on the other records of the batch"
         )
-        self._require_same(result, again, "depend on the batches that were seen before")
-        self._without_dropout(pair)
+        del other  # of a large network, gradients of each record are most of the memory
+        self._require_same(result, self._opacus(wrapped, pair), "depend on the batches that were seen before")
+        if any(type(layer) in _dropout_layers() for layer in wrapped.modules()):
+            result = self._opacus(self._wrap(self._copy(dropout=False)), pair)
+        self._require_independent_of_count(result, pair)
 
-    def _without_dropout(self, pair: Tensor) -> None:
-        plain, wrapped = self._copy(dropout=False), self._wrap(self._copy(dropout=False))
-        result = self._opacus(wrapped, pair)
-        otherwise_random = self._opacus(wrapped, pair, seed=_OTHER_SEED)
+    def _require_independent_of_count(self, result: _Result, pair: Tensor) -> None:
+        """`result` is that of the pair without dropout; here each record is alone, or one of five."""
+        plain = self._copy(dropout=False)
         self._require_same(
-            result,
-            otherwise_random,
+            result.only_scores(),
+            _Result(scores=self._scores(plain, pair, seed=_OTHER_SEED)),
             "are drawn at random outside torch's dropout layers, so that nobody can tell whether records mix",
             advice="use torch.nn.Dropout layers",
         )
+        by_count = "depend on how many records the batch has"
+        five = self._scores(plain, self.rows[[0, 1, 2, 0, 1]])
+        self._require_same(result.only_scores(), _Result(scores=five[:2]), by_count)
         for position in range(2):
             alone = self._autograd(plain, pair[position : position + 1])
             own = _rows_of(result, position, position + 1)
-            self._require_same(
-                _Result(scores=own.scores, gradients={}),
-                _Result(scores=alone.scores, gradients={}),
-                "depend on how many records the batch has",
-            )
+            self._require_same(own.only_scores(), alone.only_scores(), by_count)
             self._require_same(
                 own,
                 alone,
-                f"are computed wrongly by Opacus (grad_sample_mode {self.mode}), or depend on how many records "
-                "the batch has",
+                f"are computed wrongly by Opacus (grad_sample_mode {self.mode}), or {by_count}",
                 advice="use a layer's parameters in its own forward only, or another grad_sample_mode",
             )
-        five = self.rows[[0, 1, 2, 0, 1]]
-        scores = self._scores(plain, five)
-        self._require_same(
-            _Result(scores=result.scores, gradients={}),
-            _Result(scores=scores[:2], gradients={}),
-            "depend on how many records the batch has",
-        )
 
     def _copy(self, *, dropout: bool = True) -> nn.Module:
         """In training mode, beside the initial parameters; the same on each call."""
@@ -154,13 +149,13 @@ class _Trial:
                 try:
                     super().capture_backprops_hook(module, *arguments, **named)
                 except Exception as error:
-                    trial._refuse(error, layer_name(paths.get(module, ""), module))
+                    raise trial._refusal(error, layer_name(paths.get(module, ""), module)) from error
 
         functorch = {"force_functorch": True} if self.mode == "functorch" else {}
         try:
             return Watched(module, **functorch)
         except Exception as error:
-            self._refuse(error)
+            raise self._refusal(error) from error
 
     def _opacus(self, wrapped: Any, rows: Tensor, *, seed: int = _SEED) -> _Result:
         import torch
@@ -172,7 +167,7 @@ class _Trial:
         try:
             _combination(scores).backward()
         except Exception as error:
-            self._refuse(error)
+            raise self._refusal(error) from error
         attribute = "_norm_sample" if self.mode == "ghost" else "grad_sample"
         found = {
             name: getattr(tensor, attribute, None)
@@ -203,7 +198,7 @@ class _Trial:
         try:
             gradients = torch.autograd.grad(_combination(scores), list(trained.values()))
         except RuntimeError as error:
-            self._refuse(error)
+            raise self._refusal(error) from error
         if self.mode == "ghost":
             gradients = tuple(gradient.norm().reshape(()) for gradient in gradients)
         return _Result(
@@ -221,39 +216,39 @@ class _Trial:
             with torch.set_grad_enabled(gradients):
                 scores = module(rows.clone())
         except Exception as error:
-            self._refuse(error)
+            raise self._refusal(error) from error
         if not isinstance(scores, torch.Tensor) or scores.ndim < 1 or len(scores) != len(rows):
             raise InvalidInput(f"{self.what} must return a tensor with the scores of each row it was given.")
         return scores
 
-    def _require_no_mixing_layer(self, plain: nn.Module, pair: Tensor, swapped: Tensor) -> None:
+    def _require_no_mixing_layer(self, pair: Tensor, swapped: Tensor) -> None:
         """Layer by layer, so that the sentence can name the first one that mixes."""
-        outputs: list[tuple[str, Tensor]] = []
-
-        def watch(path: str, layer: nn.Module) -> Any:
-            def remember(_layer: nn.Module, _rows: Any, output: Any) -> None:
-                if hasattr(output, "detach") and output.ndim and len(output) == 2:
-                    outputs.append((layer_name(path, layer), output.detach()[:1].clone()))
-
-            return layer.register_forward_hook(remember)
-
-        handles = [
-            watch(path, layer)
-            for path, layer in plain.named_modules()
-            if not any(layer.children()) or not path
-        ]
-        self._scores(plain, pair)
-        before, outputs = outputs, []
-        self._scores(plain, swapped)
-        for handle in handles:
-            handle.remove()
-        for (layer, one), (_, other) in zip(before, outputs, strict=False):
+        before, after = self._outputs(pair), self._outputs(swapped)
+        for (layer, one), (_, other) in zip(before, after, strict=False):
             if not self._close(one, other, scale=_scale(one, other)):
                 raise InvalidInput(
                     f"{self.what} cannot be trained with differential privacy: what {layer} gives for a record "
                     "depends on the other records of the batch, so one record would move others' gradients; "
                     "normalise each record by itself (GroupNorm, LayerNorm)."
                 )
+
+    def _outputs(self, pair: Tensor) -> list[tuple[str, Tensor]]:
+        """What each innermost layer, and the network, gives for the first record of the pair."""
+        plain = self._copy()
+        outputs: list[tuple[str, Tensor]] = []
+
+        def watch(path: str, layer: nn.Module) -> None:
+            def remember(_layer: nn.Module, _rows: Any, output: Any) -> None:
+                if hasattr(output, "detach") and output.ndim and len(output) == 2:
+                    outputs.append((layer_name(path, layer), output.detach()[:1].clone()))
+
+            layer.register_forward_hook(remember)
+
+        for path, layer in plain.named_modules():
+            if not any(layer.children()) or not path:
+                watch(path, layer)
+        self._scores(plain, pair)
+        return outputs
 
     def _require_nothing_written(self, before: dict[str, Tensor], wrapped: Any) -> None:
         written = [name for name, tensor in _state(wrapped).items() if not same(tensor, before[name])]
@@ -291,23 +286,23 @@ class _Trial:
             ((one - other).abs() <= self.tolerance * scale).all()  # NaN fails
         )
 
-    def _refuse(self, error: Exception, layer: str | None = None) -> NoReturn:
+    def _refusal(self, error: Exception, layer: str | None = None) -> Exception:
         import torch
 
         if isinstance(error, InvalidInput | _WrongType):
-            raise error
+            return error
         if self.rows.dtype == torch.float64:
-            raise _WrongType from error
+            return _WrongType()
         inplace = [path for path, part in self.original.named_modules() if getattr(part, "inplace", False)]
         advice = (
             f"make {names_of(inplace)} not in-place (inplace=False)"
             if inplace
             else "replace it by layers that Opacus supports, such as Linear, Conv2d, GroupNorm, LayerNorm and Embedding"
         )
-        raise InvalidInput(
+        return InvalidInput(
             f"{self.what} cannot be trained with differential privacy: Opacus cannot compute the gradient of each "
             f"record in {layer or 'it'} ({_first_line(error)}); {advice}."
-        ) from error
+        )
 
 
 def _three_rows(rows: np.ndarray, what: str) -> Tensor:
@@ -332,12 +327,13 @@ def _stack(*rows: Tensor) -> Tensor:
 
 
 def _combination(scores: Tensor) -> Tensor:
-    """A fixed combination of each row's scores, averaged as the real losses are."""
+    """A loss of each row's own scores, averaged as the real losses are; its slope differs from row to row."""
     import torch
 
     flat = scores.reshape(len(scores), -1)
     numbers = torch.Generator().manual_seed(_SEED)
-    return (flat @ torch.randn(flat.shape[1], generator=numbers, dtype=flat.dtype)).mean()
+    weights = torch.randn(flat.shape[1], generator=numbers, dtype=flat.dtype)
+    return (flat @ weights + flat.square().sum(dim=1) / 2).mean()
 
 
 def _rows_of(result: _Result, start: int, end: int) -> _Result:
