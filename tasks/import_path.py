@@ -50,7 +50,7 @@ def resolve(path: str, what: str) -> Callable[..., Any]:
     return function
 
 
-def call(path: str, what: str, **arguments: Any) -> Any:
+def call(path: str, what: str, /, **arguments: Any) -> Any:
     """Call the function that `path` names.
 
     Raises:

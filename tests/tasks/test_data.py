@@ -336,6 +336,11 @@ def test_a_loader_that_is_not_there(source: DataRecipe, sentence: str) -> None:
         load_splits(source, **LIMITS)
 
 
+def test_a_loader_is_told_whether_to_load_private_rows() -> None:
+    with pytest.raises(InvalidInput, match="remove it from the arguments"):
+        load_splits(DataRecipe(loader="tasks.data:digits", arguments={"with_private": True}), **LIMITS)
+
+
 def test_a_loader_that_fails_is_quoted(users_loader: Callable[[Callable[..., Any]], None]) -> None:
     def loader(*, with_private: bool) -> Splits:
         raise FileNotFoundError("no such file: rows.csv")
