@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from accounting.errors import InvalidInput, RemergeError
 from flows.account import account_app
+from flows.data import data_app
 from flows.plan import plan
 from infra.settings import Settings
 
@@ -26,6 +27,7 @@ app = typer.Typer(
 policy_app = typer.Typer(help="Regions' privacy policies: append-only documents.", no_args_is_help=True)
 app.add_typer(policy_app, name="policy")
 app.add_typer(account_app, name="account")
+app.add_typer(data_app, name="data")
 
 out = Console()
 err = Console(stderr=True)
