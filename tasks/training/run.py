@@ -16,7 +16,7 @@ from tasks.recipes import CandidateRecipe, Recipe
 from tasks.training.batches import batches
 from tasks.training.checkpoints import Checkpoint, resume_key
 from tasks.training.clippers import Clipper
-from tasks.training.fitness import keep_frozen
+from tasks.training.fitness import FrozenPart, keep_frozen
 from tasks.training.group import Group
 from tasks.training.history import History
 from tasks.training.mode_choice import physical_batch_size
@@ -57,6 +57,7 @@ class Run:
         module: nn.Module,
         clipper: Clipper,
         history: History,
+        frozen: FrozenPart,
         run_id: str,
         group: Group,
     ) -> None:
@@ -67,6 +68,7 @@ class Run:
         self.module = module
         self.clipper = clipper
         self.history = history
+        self.frozen = frozen
         self.group = group
         self.rates = learning_rates(candidate)
         self.recorder = StepRecorder()
@@ -262,6 +264,8 @@ class Run:
         keep_frozen(self.clipper.network)
 
     def _state(self) -> dict[str, Tensor]:
+        """The parameters, and whatever else a state dictionary holds, which training must not have changed."""
+        self.frozen.require_unchanged(self.module, f"Candidate {self.candidate.name}")
         return {name: tensor.detach().clone() for name, tensor in self.module.state_dict().items()}
 
 
