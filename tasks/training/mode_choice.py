@@ -17,6 +17,7 @@ from tasks.training.fitness import keep_frozen, require_trainable
 from tasks.training.noise import SeededNoise
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor, nn
 
 TRIAL_ROWS = 128  # at most
