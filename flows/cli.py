@@ -28,6 +28,7 @@ policy_app = typer.Typer(help="Regions' privacy policies: append-only documents.
 app.add_typer(policy_app, name="policy")
 app.add_typer(account_app, name="account")
 app.add_typer(data_app, name="data")
+app.add_typer(experiment_app, name="experiment")
 
 out = Console()
 err = Console(stderr=True)
