@@ -14,6 +14,7 @@ from rich.markup import escape
 from accounting.errors import InvalidInput, RemergeError
 from flows.account import account_app
 from flows.data import data_app
+from flows.experiment import app as experiment_app
 from flows.plan import plan
 from infra.settings import Settings
 
