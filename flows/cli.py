@@ -14,6 +14,7 @@ from rich.markup import escape
 from accounting.errors import InvalidInput, RemergeError
 from flows.account import account_app
 from flows.plan import plan
+from flows.tune import tune
 from infra.settings import Settings
 
 app = typer.Typer(
@@ -91,6 +92,7 @@ def train(
 
 
 app.command()(plan)
+app.command()(tune)
 
 
 @policy_app.command("set")
