@@ -130,16 +130,15 @@ class Bench:
         Args:
             on_progress: called after each step with the share of the trial that is done, in (0, 1].
         """
+        steps = self.candidate.steps
         seeds = self.seeds if setting.is_random else 1
-        total = seeds * self.candidate.steps
-        right = [
-            self._one(
-                setting,
-                seed,
-                lambda step, seed=seed: on_progress((seed * self.candidate.steps + step) / total),
-            )
-            for seed in range(seeds)
-        ]
+        right = []
+        for seed in range(seeds):
+
+            def on_step(step: int, before: int = seed * steps) -> None:
+                on_progress((before + step) / (seeds * steps))
+
+            right.append(self._one(setting, seed, on_step))
         return Trial(setting=setting, right=np.stack(right))
 
     def _one(self, setting: Setting, seed: int, on_step: Callable[[int], None]) -> Array:
@@ -172,7 +171,8 @@ class Bench:
         module.eval()
         with torch.no_grad():
             classes = predicted(module(torch.tensor(self.scoring.features)))
-        return (classes.numpy() == self.scoring.labels).astype(np.float64)
+        right: Array = (classes.numpy() == self.scoring.labels).astype(np.float64)
+        return right
 
     def _public_generator(self, purpose: str, seed: int) -> torch.Generator:
         """The same for every trial with this seed, so that trials differ by their settings rather than by luck."""

@@ -45,8 +45,8 @@ class SearchPlan:
         """
         if not LEAST_TRIALS <= most <= MOST_TRIALS:
             raise InvalidInput(
-                f"--budget-trials must be from {LEAST_TRIALS} (one for each stage, and one of the recipe's own values) to "
-                f"{MOST_TRIALS}, but {most} was given."
+                f"--budget-trials must be from {LEAST_TRIALS}, one for each stage and one of the recipe's own values, "
+                f"to {MOST_TRIALS}, but {most} was given."
             )
         plan = self
         while plan.trials > most:

@@ -114,9 +114,8 @@ class _Search:
             name=CLIPPING,
             trials=trials,
             chosen=chosen,
-            because=f"Norm {chosen.setting.max_grad_norm:g} is the smallest within one standard error of the best "
-            f"({_points(leader.accuracy, leader.standard_error)} at norm {leader.setting.max_grad_norm:g}); noise is in "
-            "units of it.",
+            because=f"Norm {chosen.setting.max_grad_norm:g} is the smallest within one standard error of the best, "
+            f"{_accuracy(leader)} at norm {leader.setting.max_grad_norm:g}; noise is added in units of it.",
             warnings=tuple(warnings),
         )
 
@@ -178,10 +177,10 @@ class _Search:
             name=BATCH_AND_RATE,
             trials=trials,
             chosen=chosen,
-            because=f"Sampling probability {chosen.setting.sampling_probability:g} is the largest within one standard "
-            f"error of the best ({_points(leader.accuracy, leader.standard_error)} with {leader.setting.sampling_probability:g} and learning rate "
-            f"{leader.setting.learning_rate:g}); with it, learning rate {chosen.setting.learning_rate:g} does best "
-            "among them.",
+            because=f"Within one standard error of the best, {_accuracy(leader)} with sampling probability "
+            f"{leader.setting.sampling_probability:g} and learning rate {leader.setting.learning_rate:g}, sampling "
+            f"probability {chosen.setting.sampling_probability:g} is the largest, and with it learning rate "
+            f"{chosen.setting.learning_rate:g} scores best.",
             warnings=tuple(warnings),
         )
 
@@ -248,6 +247,10 @@ def _price_of_noise(tried: tuple[Trial, ...], chosen: Trial, clipped: Trial) -> 
         if trial.setting.epsilon == (chosen.setting.epsilon or 0) / 2 and not trial.diverged:
             parts.append(f"half as much would cost {_points(*trial.behind(chosen))} more")
     return "; ".join(parts) + "."
+
+
+def _accuracy(trial: Trial) -> str:
+    return _points(trial.accuracy, trial.standard_error)
 
 
 def _points(value: float, error: float) -> str:
