@@ -32,19 +32,37 @@ class Objective:
     clipping_keeps_it: (
         bool  # whether a gradient clipped to any flat norm is still one of a convex, as smooth loss
     )
-    loss: Callable[[Tensor, Tensor], Tensor] = field(repr=False)  # scores, labels (rows,) -> their mean loss
+    losses: Callable[[Tensor, Tensor], Tensor] = field(repr=False)  # scores, labels (rows,) -> (rows,)
+    residuals: Callable[[Tensor, Tensor], Tensor] = field(
+        repr=False
+    )  # scores, labels -> the derivative of each row's loss by its scores, in the scores' shape
 
 
 def _cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
     import torch  # late: importing torch takes seconds
 
-    return torch.nn.functional.cross_entropy(scores, labels)
+    return torch.nn.functional.cross_entropy(scores, labels, reduction="none")
+
+
+def _cross_entropy_residuals(scores: Tensor, labels: Tensor) -> Tensor:
+    import torch
+
+    chances = torch.softmax(scores, dim=1)
+    chances[torch.arange(len(labels)), labels] -= 1
+    return chances
 
 
 def _binary_cross_entropy(scores: Tensor, labels: Tensor) -> Tensor:
     import torch
 
-    return torch.nn.functional.binary_cross_entropy_with_logits(scores[:, 0], labels.to(scores.dtype))
+    targets = labels.to(scores.dtype)
+    return torch.nn.functional.binary_cross_entropy_with_logits(scores[:, 0], targets, reduction="none")
+
+
+def _binary_cross_entropy_residuals(scores: Tensor, labels: Tensor) -> Tensor:
+    import torch
+
+    return torch.sigmoid(scores) - labels.to(scores.dtype)[:, None]
 
 
 CROSS_ENTROPY = Objective(
@@ -54,7 +72,8 @@ CROSS_ENTROPY = Objective(
     steepness=math.sqrt(2),  # the gradient is (p - y) x, and p - y is longest between two corners
     steepness_in_words="sqrt(2) R",
     clipping_keeps_it=False,  # clipped, it expands: by 1.047 in an example
-    loss=_cross_entropy,
+    losses=_cross_entropy,
+    residuals=_cross_entropy_residuals,
 )
 
 BINARY_CROSS_ENTROPY = Objective(
@@ -64,7 +83,8 @@ BINARY_CROSS_ENTROPY = Objective(
     steepness=1.0,  # the gradient is (p - y) x, and |p - y| < 1
     steepness_in_words="R",
     clipping_keeps_it=True,  # it is a number times x, and Opacus's clipping of that number has a slope in [0, 1]
-    loss=_binary_cross_entropy,
+    losses=_binary_cross_entropy,
+    residuals=_binary_cross_entropy_residuals,
 )
 
 

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 FIT, SCORE = 2, 1  # of three public-train rows, two are for fitting and one is for scoring
 SCORE_METRIC = "score_rows_accuracy"
+# Public rows have no epsilon, and how fast a twin was is not a fact about its recipe.
+NOT_OF_TWINS = ("epsilon_so_far", "steps_per_second", f"{PRIVATE}records_per_second")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +118,8 @@ def twin_recipe(candidate: CandidateRecipe, rows: int) -> CandidateRecipe:
         update={
             "expected_batch_size": expected,
             "noise_multiplier": candidate.noise_multiplier * expected / candidate.expected_batch_size,
+            "keep_checkpoints": (),
+            "early_stopping": None,
         }
     )
 
@@ -157,4 +161,8 @@ def _public_generator(recipe: Recipe, purpose: str) -> torch.Generator:
 def _as_public(step: Mapping[str, float]) -> dict[str, float]:
     """The trainer's metrics under names that say what they are for a twin: nothing in them is private."""
     names = {"public_train_accuracy": SCORE_METRIC}
-    return {names.get(name, name.removeprefix(PRIVATE)): value for name, value in step.items()}
+    return {
+        names.get(name, name.removeprefix(PRIVATE)): value
+        for name, value in step.items()
+        if name not in NOT_OF_TWINS
+    }

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import TYPE_CHECKING
 
 from accounting.errors import RemergeError
 from accounting.trajectory import ParentStep, Segment
 from tasks.data import Enforced
 from tasks.objective import Objective
+from tasks.training.clippers import NORM_SLACK
 
 if TYPE_CHECKING:
     from opacus.optimizers import DPOptimizer
-
-OPACUS_NORM_SLACK = 1e-6  # Opacus clips by max_grad_norm / (norm + 1e-6), so shorter gradients shrink too
 
 
 class TrainingFailed(RemergeError):
@@ -34,94 +34,120 @@ class ExecutedStep:
     momentum: float
     weight_decay: float
     optimizer: str
+    clipping: str = "flat"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """Steps executed by one process: their noise comes from one source and is never drawn again.
+
+    A resumed run begins a new stretch. The token makes its segment ids differ from those of any other process that
+    goes on from the same checkpoint, so the two are accounted as what they are: a shared prefix, then two suffixes.
+    """
+
+    run_id: str
+    token: str
+    first_step: int = 0  # steps executed before it
 
 
 class StepRecorder:
     """Opacus's step hook: called after clipping and noise, before the parameters move.
 
     Attributes:
-        steps: one entry for each step executed so far.
-        gradient_norms: L2 norms of the last step's per-record gradients before clipping, shape (batch,);
-            private, never to leave the trust boundary without noise.
+        steps: one entry for each step executed so far, those before a resumption included.
     """
 
-    def __init__(self) -> None:
-        import torch
-
-        self.steps: list[ExecutedStep] = []
-        self.gradient_norms = torch.zeros(0)
+    def __init__(self, steps: Sequence[ExecutedStep] = ()) -> None:
+        self.steps: list[ExecutedStep] = list(steps)
 
     def __call__(self, optimizer: DPOptimizer) -> None:
-        import torch
-
         groups = optimizer.param_groups
         if len(groups) != 1:
             raise TrainingFailed("Different settings for different parameters are not supported.")
         if optimizer.loss_reduction != "mean":
             raise TrainingFailed("The summed gradient must be divided by expected_batch_size.")
         group = groups[0]
+        processes = int(getattr(optimizer, "world_size", 1))  # each divides by its share
         self.steps.append(
             ExecutedStep(
                 noise_multiplier=float(optimizer.noise_multiplier),
                 max_grad_norm=float(optimizer.max_grad_norm),
                 learning_rate=float(group["lr"]),
-                expected_batch_size=float(optimizer.expected_batch_size * optimizer.accumulated_iterations),
+                expected_batch_size=float(
+                    optimizer.expected_batch_size * optimizer.accumulated_iterations * processes
+                ),
                 momentum=float(group.get("momentum", 0.0)),
                 weight_decay=float(group.get("weight_decay", 0.0)),
                 optimizer=_optimizer_name(optimizer.original_optimizer, group),
+                clipping="per_layer" if hasattr(optimizer, "max_grad_norms") else "flat",
             )
         )
-        norms = [gradients.flatten(1).norm(dim=1) for gradients in optimizer.grad_samples]
-        self.gradient_norms = torch.stack(norms, dim=1).norm(dim=1)
 
 
 def segments(
-    steps: list[ExecutedStep],
+    steps: Sequence[ExecutedStep],
     *,
-    run_id: str,
+    stretches: Sequence[Stretch],
     sampling_probability: float,
     regression: bool,
     objective: Objective,
     enforced: Enforced,
+    adapted: bool = False,
 ) -> tuple[Segment, ...]:
-    """Run-length encode the executed steps.
+    """Run-length encode the executed steps; a prefix of the steps gets the same ids.
 
     Args:
-        run_id: unique to this attempt, so that segment ids are.
+        stretches: in order; the first one begins at step 0.
         regression, objective: whether the network is a regression (`tasks.models.is_regression`) and what it was
             trained on, for `update_lipschitz`.
+        adapted: whether anything about the run was adapted to its data, such as when it stopped.
     """
     encoded: list[Segment] = []
-    for index, (step, group) in enumerate(groupby(steps)):
+    run_before = ""
+    for stretch, step, count in _runs(steps, stretches):
+        previous = encoded[-1] if encoded else None
         lipschitz, reason = update_lipschitz(
             step,
             sampling_probability=sampling_probability,
             regression=regression,
             objective=objective,
             enforced=enforced,
+            adapted=adapted,
         )
-        previous = encoded[-1] if encoded else None
         encoded.append(
             Segment(
-                id=f"{run_id}:{index}",
-                steps=len(list(group)),
+                id=":".join(filter(None, (stretch.run_id, stretch.token, str(len(encoded))))),
+                steps=count,
                 noise_multiplier=step.noise_multiplier,
                 max_grad_norm=step.max_grad_norm,
                 learning_rate=step.learning_rate,
                 expected_batch_size=step.expected_batch_size,
                 sampling_probability=sampling_probability,
-                parent=ParentStep(run=run_id, segment=previous.id, step=previous.steps) if previous else None,
-                clipping="flat",
+                parent=ParentStep(run=run_before, segment=previous.id, step=previous.steps)
+                if previous
+                else None,
+                clipping=step.clipping,
                 optimizer=step.optimizer,
                 momentum=step.momentum,
                 weight_decay=step.weight_decay,
                 sampler="full_batch" if sampling_probability == 1 else "poisson",
-                schedule="fixed",
+                schedule="adapted" if adapted else "fixed",
                 update_lipschitz=lipschitz,
                 update_lipschitz_reason=reason,
             )
         )
+        run_before = stretch.run_id
     return tuple(encoded)
+
+
+def _runs(
+    steps: Sequence[ExecutedStep], stretches: Sequence[Stretch]
+) -> Iterator[tuple[Stretch, ExecutedStep, int]]:
+    """Equal steps of one stretch in a row, and how many they are."""
+    starts = {stretch.first_step: stretch for stretch in stretches}
+    of_step = list(accumulate(range(len(steps)), lambda one, step: starts.get(step, one), initial=starts[0]))
+    for (stretch, step), group in groupby(zip(of_step[1:], steps, strict=True)):
+        yield stretch, step, len(list(group))
 
 
 def update_lipschitz(
@@ -131,6 +157,7 @@ def update_lipschitz(
     regression: bool,
     objective: Objective,
     enforced: Enforced,
+    adapted: bool = False,
 ) -> tuple[float, str]:
     """How far the noiseless update can pull two parameter vectors apart, for every data set allowed.
 
@@ -152,8 +179,12 @@ def update_lipschitz(
     2016, lemma 3.7 (a gradient step on a smooth convex loss), with weight decay added.
     """
     radius, limit = enforced.feature_radius, objective.steepness_in_words
-    unclipped = step.max_grad_norm >= objective.steepness * radius + OPACUS_NORM_SLACK
+    if radius is None:
+        return math.inf, "unknown: the loader does not project rows to a norm"
+    unclipped = step.max_grad_norm >= objective.steepness * radius + NORM_SLACK
     conditions = (
+        (not adapted, "when the run stops depends on its data"),
+        (step.clipping == "flat", "each layer is clipped apart"),
         (sampling_probability == 1, "Poisson batches have no enforced cap on their size"),
         (step.optimizer == "sgd", f"the optimizer is {step.optimizer}, not plain SGD"),
         (step.momentum == 0, "momentum carries earlier gradients along"),

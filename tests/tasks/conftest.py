@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 import types
 from collections.abc import Callable
@@ -10,9 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from tasks.data import Rows, Splits, load_splits
 from tasks.recipes import Recipe, parse_recipe
+
+# Two threads beside other load wait for each other by spinning; set before torch is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+settings.register_profile("tasks", deadline=None)  # these machines are noisy
+settings.load_profile("tasks")
 
 RECIPE = """
 name: small
@@ -65,10 +73,12 @@ def small_portfolio(
 ) -> Callable[..., SmallPortfolio]:
     """Build recipe and data; keyword arguments change the one candidate or `network`.
 
-    `rows` is the private rows' number, `classes` the number of classes.
+    `rows` is the private rows' number, `classes` the number of classes, `execution` what the recipe says about it.
     """
 
-    def build(rows: int = 40, classes: int = 3, **changes: Any) -> SmallPortfolio:
+    def build(
+        rows: int = 40, classes: int = 3, execution: dict[str, Any] | None = None, **changes: Any
+    ) -> SmallPortfolio:
         def loader(*, with_private: bool) -> Splits:
             return Splits(
                 private=random_rows(1, rows, classes=classes) if with_private else None,
@@ -86,6 +96,7 @@ def small_portfolio(
             if name in RECIPE:
                 old = next(line for line in RECIPE.splitlines() if line.strip().startswith(f"{name}:"))
                 text = text.replace(old, f"{old.split(':')[0]}: {value}")
+        text += f"execution: {json.dumps(execution or {})}\n"
         recipe = parse_recipe(text, "small.yaml")
         splits = load_splits(
             recipe.data,

@@ -44,13 +44,13 @@ def test_the_losses_at_50_digits() -> None:
         chances = [1 / (1 + mpmath.exp(-mpmath.mpf(logit))) for logit in logits]
         binary = -sum(mpmath.log(p if y else 1 - p) for p, y in zip(chances, labels, strict=True)) / 5
     scores, targets = torch.tensor(logits, dtype=torch.float64), torch.tensor(labels)
-    assert float(BINARY_CROSS_ENTROPY.loss(scores[:, None], targets)) == pytest.approx(
+    assert float(BINARY_CROSS_ENTROPY.losses(scores[:, None], targets).mean()) == pytest.approx(
         float(binary), rel=1e-14
     )
     both = torch.stack(
         (torch.zeros(5, dtype=torch.float64), scores), dim=1
     )  # the same chances from two scores
-    assert float(CROSS_ENTROPY.loss(both, targets)) == pytest.approx(float(binary), rel=1e-14)
+    assert float(CROSS_ENTROPY.losses(both, targets).mean()) == pytest.approx(float(binary), rel=1e-14)
 
 
 def test_one_score_predicts_by_its_sign_and_several_by_the_largest() -> None:
@@ -74,7 +74,7 @@ def curvature(
     x, y = torch.tensor(features).double(), torch.tensor(labels)
 
     def loss(flat: torch.Tensor) -> torch.Tensor:
-        return objective.loss(x @ flat.view(weights.shape).T, y)
+        return objective.losses(x @ flat.view(weights.shape).T, y).mean()
 
     hessian = torch.autograd.functional.hessian(loss, torch.tensor(weights).flatten())
     return np.linalg.eigvalsh(hessian.numpy())
@@ -115,9 +115,9 @@ def test_the_claimed_steepness_is_approached_and_not_passed(
         weights[0] = gap  # the row's label is 1 or 0, the score speaks for the other
         label = 1 if scores > 1 else 0
         weights.requires_grad_(True)
-        objective.loss(
+        objective.losses(
             torch.tensor([[2.0]], dtype=torch.float64) @ weights.T, torch.tensor([label])
-        ).backward()
+        ).mean().backward()
         norm = float(weights.grad.norm())
         assert norm <= objective.steepness * 2
     assert norm == pytest.approx(objective.steepness * 2, rel=1e-9)

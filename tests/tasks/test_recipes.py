@@ -114,7 +114,7 @@ def test_the_digest_covers_what_is_meant_and_not_how_it_is_written() -> None:
         ("steps: 160", "stepz: 160", "unknown field stepz of candidate eps-half (from defaults)"),
         (
             "clipping: flat",
-            "clipping: per_layer",
+            "clipping: layers",
             "clipping of candidate eps-half (from defaults) should be 'flat'",
         ),
         ("  eps-1:", "  eps-2:", "eps-2 is given twice"),

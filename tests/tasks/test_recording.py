@@ -16,7 +16,14 @@ from accounting.trajectory import Segment
 from tasks.data import Enforced, Rows, project
 from tasks.models import is_regression, logistic_regression, softmax_regression
 from tasks.objective import BINARY_CROSS_ENTROPY, CROSS_ENTROPY, Objective
-from tasks.training.recording import ExecutedStep, StepRecorder, TrainingFailed, segments, update_lipschitz
+from tasks.training.recording import (
+    ExecutedStep,
+    StepRecorder,
+    Stretch,
+    TrainingFailed,
+    segments,
+    update_lipschitz,
+)
 
 STEP = ExecutedStep(
     noise_multiplier=50.0,
@@ -38,7 +45,7 @@ def changed(**changes: object) -> ExecutedStep:
 def encode(*steps: ExecutedStep) -> tuple[Segment, ...]:
     return segments(
         list(steps),
-        run_id="r",
+        stretches=[Stretch(run_id="r", token="")],
         sampling_probability=1.0,
         regression=True,
         objective=CROSS_ENTROPY,
@@ -91,7 +98,6 @@ def test_the_recorder_reads_the_optimizer_and_not_the_recipe() -> None:
     assert seen == [(2, 1, 0.5, 7), (3, 0.5, 0.5, 7), (3, 0.5, 0.25, 9), (3, 0.5, 0.25, 9)]
     assert [s.momentum for s in recorder.steps] == [0, 0, 0.5, 0.5]
     assert [s.optimizer for s in recorder.steps] == ["sgd"] * 3 + ["sgd (modified)"]
-    assert len(recorder.gradient_norms) == 4
     optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
     with pytest.raises(TrainingFailed):
         recorder(optimizer)
@@ -292,6 +298,6 @@ def test_a_projected_row_has_a_gradient_below_the_clipping_norm(
     module.weight.data = torch.tensor(numbers.normal(size=(scores, 5)) * 50, dtype=torch.float32)
     network = GradSampleModule(module)
     inputs = torch.tensor(rows.features, requires_grad=True)
-    objective.loss(network(inputs), torch.tensor(rows.labels)).backward()
+    objective.losses(network(inputs), torch.tensor(rows.labels)).mean().backward()
     norms = network._module.weight.grad_sample.flatten(1).norm(dim=1)
     assert float(norms.max()) <= objective.steepness * radius * (1 + 1e-6)

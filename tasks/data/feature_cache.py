@@ -1,0 +1,100 @@
+"""Computed features of rows, kept on disk, so that a network that never changes runs once over them.
+
+Features of private rows are private data. They lie in a folder of mode 0700, in files of mode 0600, and the folder is
+as much inside the trust boundary as the private rows themselves: delete it where those must be deleted. File names
+are keyed by a random number in the folder: a listing, in a backup for example, lets nobody test a guess of the rows.
+"""
+
+from __future__ import annotations
+
+import hmac
+import io
+import os
+import secrets
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from infra.canonical import keyed_digest
+from tasks.data.image_cache import CacheUnusable, cache_folder
+
+_FOLDER = "frozen-features"
+_KEY_BYTES = 32
+_SEAL_BYTES = 32  # HMAC-SHA-256, before the array
+
+
+def remembered(of: Callable[[bytes], str], network: str, compute: Callable[[], np.ndarray]) -> np.ndarray:
+    """Features from the cache or, where they are not there or damaged, computed and kept.
+
+    Args:
+        of: the keyed digest of the rows, such as `Rows.digest`.
+        network: a digest of everything else that the features depend on.
+
+    Raises:
+        CacheUnusable: the folder cannot be made or written.
+    """
+    folder = cache_folder() / _FOLDER
+    try:
+        key = _key(folder)
+        file = folder / f"{keyed_digest(f'{network}:{of(key)}'.encode(), key)}.features"
+        found = _read(file, key)
+    except OSError as error:
+        raise CacheUnusable.of(folder, error) from None
+    if found is not None:
+        return found
+    computed = compute()
+    try:
+        _write(file, computed, key)
+    except OSError as error:
+        raise CacheUnusable.of(folder, error) from None
+    return computed
+
+
+def _key(folder: Path) -> bytes:
+    """The folder's random key, made with the folder; whoever comes first decides it."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.chmod(0o700)
+    file = folder / "key"
+    if not file.exists():
+        _place(file, secrets.token_bytes(_KEY_BYTES), os.link)  # which leaves a file that is there already
+    key = file.read_bytes()
+    if len(key) != _KEY_BYTES:
+        _place(file, secrets.token_bytes(_KEY_BYTES), os.replace)
+        key = file.read_bytes()
+    return key
+
+
+def _read(file: Path, key: bytes) -> np.ndarray | None:
+    """None where the file is not there or not what was once written."""
+    try:
+        with file.open("rb") as opened:
+            seal, content = opened.read(_SEAL_BYTES), opened.read()
+    except FileNotFoundError:
+        return None
+    if not hmac.compare_digest(seal, hmac.digest(key, content, "sha256")):
+        return None
+    array: np.ndarray = np.load(io.BytesIO(content), allow_pickle=False)
+    return array
+
+
+def _write(file: Path, features: np.ndarray, key: bytes) -> None:
+    buffer = io.BytesIO()
+    np.save(buffer, features, allow_pickle=False)
+    content = buffer.getvalue()
+    _place(file, hmac.digest(key, content, "sha256") + content, os.replace)
+
+
+def _place(file: Path, content: bytes, put: Callable[[str, Path], None]) -> None:
+    """The file appears whole or not at all, readable by its owner alone."""
+    with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".", delete=False) as temporary:  # mode 0600
+        try:
+            temporary.write(content)
+            temporary.flush()
+            os.fsync(temporary.fileno())
+            put(temporary.name, file)
+        except FileExistsError:
+            pass
+        finally:
+            Path(temporary.name).unlink(missing_ok=True)

@@ -1,0 +1,150 @@
+"""DP-SGD with Opacus: one recipe entry in, one model with its trajectory as executed out."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from accounting.errors import InvalidInput
+from infra.canonical import sha256_hex
+from tasks.data import Splits
+from tasks.models import build, is_regression, state_bytes
+from tasks.randomness import COIN_SOURCE, unpredictable_generator
+from tasks.recipes import CandidateRecipe, Recipe
+from tasks.training.checkpoints import Checkpoint
+from tasks.training.clippers import clipper
+from tasks.training.fit import require_fit
+from tasks.training.fitness import FrozenPart, require_trainable
+from tasks.training.group import ALONE, Group
+from tasks.training.history import History, library_versions
+from tasks.training.mode_choice import choose_mode
+from tasks.training.noise import INJECTED, NoiseSource, SecureNoise, SeededNoise
+from tasks.training.run import Run, TrainedCandidate
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+def train_candidate(
+    candidate: CandidateRecipe,
+    *,
+    recipe: Recipe,
+    splits: Splits,
+    initial: Mapping[str, Tensor],
+    run_id: str,
+    data_digest: str,
+    noise: NoiseSource | None = None,
+    noise_generator: torch.Generator | None = None,
+    sampling_generator: torch.Generator | None = None,
+    on_step: Callable[[int], None] = lambda step: None,
+    on_monitor: Callable[[int, dict[str, float]], None] = lambda step, metrics: None,
+    on_checkpoint: Callable[[Checkpoint], None] = lambda checkpoint: None,
+    resume_from: Checkpoint | None = None,
+    group: Group = ALONE,
+) -> TrainedCandidate:
+    """Train one candidate.
+
+    Each step sums the clipped per-record gradients of its batch, adds Gaussian noise of standard deviation
+    noise_multiplier x max_grad_norm, divides by the *public* expected_batch_size and lets the optimizer step. Safe
+    to call from several threads at once; the caller decides how many threads torch uses.
+
+    Args:
+        splits: from `tasks.data.load_splits`, with private rows.
+        initial: the portfolio's public initial parameters.
+        run_id: of this run; names its stretches of noise, together with a token of each process.
+        data_digest: keyed digest of the private rows.
+        noise, noise_generator, sampling_generator: for tests and public twins only; by default noise and coins are
+            drawn afresh from the operating system's entropy.
+        on_step: called after each step with the number of steps done, to show progress.
+        on_monitor: called after every look with the steps done and the metrics by name.
+        on_checkpoint: called now and then, never after the last step; what it raises ends the run.
+        resume_from: where a killed run of the same key is to go on.
+        group: the processes that train this candidate together.
+
+    Raises:
+        TrainingFailed: the parameters are not finite at the end.
+        InvalidInput: the network does not fit the data or private training, or the checkpoint another run.
+    """
+    _silence_known_warnings()
+    private, enforced = splits.private, splits.enforced
+    if private is None or enforced is None:
+        raise InvalidInput("Training needs private rows loaded by tasks.data.load_splits.")
+    module = build(recipe.network)
+    module.load_state_dict(initial)
+    what = f"The network {recipe.network.factory} of portfolio {recipe.name}"
+    objective = require_fit(module, splits, recipe)
+    require_trainable(module, splits.public_train.features, what=what)
+    frozen = FrozenPart.of(module)
+    mode, reason = choose_mode(
+        module,
+        candidate,
+        recipe.execution,
+        objective,
+        network_digest=recipe.network.sha256(),
+        row_shape=private.features.shape[1:],
+        classes=splits.classes,
+    )
+    mode = group.agreed(mode)
+    regression = is_regression(module)  # asked before Opacus adds its hooks
+    source = noise or (SeededNoise(noise_generator) if noise_generator is not None else SecureNoise())
+    device = group.device()
+    module.to(device)
+    history = History(
+        recipe=recipe,
+        candidate=candidate,
+        enforced=enforced,
+        objective=objective,
+        regression=regression,
+        data_digest=data_digest,
+        initialisation_digest=sha256_hex(state_bytes(initial)),
+        device=device,
+        versions=library_versions(),
+        notes={
+            "noise_source": source.description,
+            "sampling_coins": COIN_SOURCE if sampling_generator is None else INJECTED,
+            "grad_sample_mode": f"{mode}: {reason}",
+            **group.notes(),
+            **_optimizer_notes(candidate),
+        },
+    )
+    run = Run(
+        candidate=candidate,
+        recipe=recipe,
+        splits=splits,
+        module=module,
+        clipper=clipper(mode, module, candidate, objective, noise=source, processes=group.size),
+        history=history,
+        run_id=run_id,
+        group=group,
+    )
+    if resume_from is not None:
+        run.restore(resume_from)
+    run.train(
+        sampling_generator or unpredictable_generator(),
+        on_step=on_step,
+        on_monitor=on_monitor,
+        on_checkpoint=on_checkpoint,
+    )
+    frozen.require_unchanged(module, what)
+    return run.finished()
+
+
+def _optimizer_notes(candidate: CandidateRecipe) -> dict[str, str]:
+    if candidate.optimizer == "sgd":
+        return {}
+    decay = (
+        "decoupled weight decay" if candidate.optimizer == "adamw" else "weight decay added to the gradient"
+    )
+    return {
+        "optimizer": f"torch's {candidate.optimizer} with betas 0.9 and 0.999 and eps 1e-8, {decay}; "
+        "it sees noisy gradients only"
+    }
+
+
+def _silence_known_warnings() -> None:
+    """Warnings that say nothing new: noise has a source of its own here, and rows are only ever read."""
+    warnings.filterwarnings("ignore", message="Secure RNG turned off")
+    warnings.filterwarnings("ignore", message="Full backward hook is firing")
+    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
