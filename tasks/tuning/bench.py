@@ -84,30 +84,18 @@ class Bench:
         import torch
 
         from tasks.models import build
-        from tasks.objective import objective_for
+        from tasks.training.fit import require_fit
 
         module = build(self.recipe.network)
         module.load_state_dict(self.initial)
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         features = torch.tensor(self.fitting.features[:LOOKED_AT])
         labels = torch.tensor(self.fitting.labels[:LOOKED_AT])
-        module.train()
+        objective = require_fit(module, self.splits, self.recipe)
         norms = []
         for row in range(len(labels)):
-            try:
-                scores = module(features[row : row + 1])
-            except RuntimeError:
-                scores = None
-            fits = scores is not None and scores.ndim == 2
-            objective = objective_for(scores.shape[1], self.splits.classes) if fits else None
-            if objective is None:
-                raise InvalidInput(
-                    f"The network {self.recipe.network.factory} of portfolio {self.recipe.name} does not fit its rows "
-                    f"and their {self.splits.classes} classes; correct its arguments."
-                )
-            gradients = torch.autograd.grad(
-                objective.loss(scores, labels[row : row + 1]), trained, allow_unused=True
-            )
+            losses = objective.losses(module(features[row : row + 1]), labels[row : row + 1])
+            gradients = torch.autograd.grad(losses.sum(), trained, allow_unused=True)
             norms.append(torch.stack([g.norm() for g in gradients if g is not None]).norm())
         return float(torch.stack(norms).median())
 
