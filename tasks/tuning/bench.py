@@ -135,7 +135,7 @@ class Bench:
         try:
             trained = train_candidate(
                 own,
-                recipe=self.recipe,
+                recipe=_without_looks(self.recipe, own),
                 splits=replace(self.splits, private=self.fitting, public_train=self.scoring),
                 initial=self.initial,
                 run_id=f"tuning-{self.candidate.name}",
@@ -207,6 +207,12 @@ def _shape(recipe: Recipe, candidate: CandidateRecipe, sampling_probability: flo
         relation=NeighboringRelation(recipe.neighboring_relation),
         sampling_probability=executed_probability(sampling_probability),
     )
+
+
+def _without_looks(recipe: Recipe, candidate: CandidateRecipe) -> Recipe:
+    """A trial is scored when it ends: looks on the way, and checkpoints, would only take time."""
+    once = {"monitor_every": candidate.steps, "checkpoint_every": candidate.steps}
+    return recipe.model_copy(update={"execution": recipe.execution.model_copy(update=once)})
 
 
 def _parts(rows: Rows, recipe: Recipe) -> tuple[Rows, Rows]:
