@@ -16,6 +16,7 @@ from flows.account import account_app
 from flows.data import data_app
 from flows.experiment import app as experiment_app
 from flows.plan import plan
+from flows.tune import tune
 from infra.settings import Settings
 
 app = typer.Typer(
@@ -95,6 +96,7 @@ def train(
 
 
 app.command()(plan)
+app.command()(tune)
 
 
 @policy_app.command("set")
