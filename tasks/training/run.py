@@ -235,11 +235,13 @@ class Run:
             steps=self.candidate.steps,
             done=done,
             public_train=self.public_train,
-            epsilon_after=lambda step: self.history.epsilon(
-                self.history.charged(self.recorder.steps[:step], self.rates), self.stretches
-            ),
+            epsilon_after=self._epsilon if self.history.noise_is_secret else None,
             full_batch=self.candidate.is_full_batch,
         )
+
+    def _epsilon(self, step: int) -> float:
+        steps = self.history.charged(self.recorder.steps[:step], self.rates)
+        return self.history.epsilon(steps, self.stretches)
 
     def _rows_at_once(self) -> int | None:
         if self.clipper.mode == "closed_form" and self.recipe.execution.physical_batch_size is None:
