@@ -18,7 +18,7 @@ def load(*, with_private: bool = True) -> Splits:
     measurements, labels = load_breast_cancer(return_X_y=True)
     # The part that a row is in depends on that row alone, and copies of it go the same way.
     digits = np.array([int(hashlib.sha256(row.tobytes()).hexdigest()[-1], 16) for row in measurements])
-    train, gate, private = digits <= 2, (3 <= digits) & (digits <= 5), digits >= 6
+    train, gate, private = digits <= 2, (digits >= 3) & (digits <= 5), digits >= 6
     # Public rows only: a mean over private rows would let one record move all the others.
     mean, deviation = measurements[train].mean(axis=0), measurements[train].std(axis=0)
 
