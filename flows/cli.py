@@ -84,11 +84,14 @@ def train(
     recipe: Annotated[Path, typer.Argument(help="the portfolio's recipe file")] = Path(
         "infra/portfolios/digits.yaml"
     ),
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="train all anew, even where an interrupted training could go on")
+    ] = False,
 ) -> None:
-    """Train a portfolio from a recipe, in the train_portfolio flow."""
+    """Train a portfolio from a recipe, in the train_portfolio flow. One that was interrupted is gone on with."""
     from flows.commands import train_portfolio
 
-    manifest = train_portfolio(Settings(), recipe, out)
+    manifest = train_portfolio(Settings(), recipe, out, fresh=fresh)
     out.print(
         f"Portfolio [bold]{manifest.reference}[/] is ready with {len(manifest.candidates)} candidates: "
         f"{', '.join(candidate.name for candidate in manifest.candidates)}."
