@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accounting.errors import RemergeError
+from tasks.candidate_runs import fail_run
 from tasks.mlflow_server import answers, experiment, require_up
-from tasks.registry import fail_run
 from tasks.tuning.search import Stage
 from tasks.tuning.trials import Setting, Trial
 from tasks.tuning.tuning import Prepared, Tuning, document, snippet, values

@@ -101,7 +101,7 @@ class Training:
     def train(self, *options: str) -> str:
         """Train to the end; what was printed."""
         with self.start(*options) as command:
-            out, error = command.communicate(timeout=240)
+            out, error = command.communicate(timeout=600)
             assert command.returncode == 0, error
         return out
 
