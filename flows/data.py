@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tasks.recipes import Recipe
 
 data_app = typer.Typer(
-    help="Data sets: what is built in, fetching it, a look before training.",
+    help="Data sets: list them, fetch one, look at a recipe's.",
     no_args_is_help=True,
 )
 out = Console()
