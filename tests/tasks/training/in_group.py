@@ -11,7 +11,7 @@ from infra.canonical import sha256_hex
 from tasks.data import Splits
 from tasks.models import initial_state
 from tasks.recipes import Recipe
-from tasks.training import Checkpoint, TrainedCandidate, train_candidate
+from tasks.training import Checkpoint, TrainedCandidate, TrainingFailed, train_candidate
 from tasks.training.group import ALONE, Group
 
 
@@ -78,8 +78,15 @@ def train_one(group: Group, case: Case) -> Outcome:
     )
 
 
-def fail(group: Group, tell: Any) -> None:
-    """The second process fails without a sentence; the first one would go on for ever."""
+def end_badly(group: Group, tell: Any, *, how: str) -> None:
+    """What the second process does; the first one waits for it."""
+    import torch
+
+    tell("begun")
     if group.leads:
-        time.sleep(600)
-    raise ValueError("row 17 holds 4711")
+        torch.distributed.barrier()
+    if how == "in a sentence":
+        raise TrainingFailed("Candidate a diverged.")
+    if how == "without a sentence":
+        raise ValueError(f"row {group.size} holds {47 * 100 + 11}")
+    time.sleep(600)

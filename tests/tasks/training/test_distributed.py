@@ -7,7 +7,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,9 +21,8 @@ from accounting.trajectory import Trajectory
 from tasks.data import Rows
 from tasks.models import initial_state, state_from_bytes
 from tasks.training import Checkpoint, TrainingFailed, train_candidate
-from tasks.training.distributed import train_together
 from tasks.training.processes import ProcessLost, work_together
-from tests.tasks.training.in_group import Case, fail, train_all
+from tests.tasks.training.in_group import Case, end_badly, train_all
 
 Build = Callable[..., Any]
 
@@ -109,7 +107,8 @@ def test_two_processes_take_the_steps_of_one(small_portfolio: Build) -> None:
 
     for name, expected in alone.items():
         outcome = together[name]
-        assert len(outcome.models_of_all) == 1, name  # the processes end with the same parameters
+        # All end with the same parameters; only the first one keeps the best ones of early stopping.
+        assert len(outcome.models_of_all) == (2 if name == "early stopping" else 1), name
         assert close(outcome.model, expected.model), name
         assert plain(outcome.trajectory) == plain(expected.trajectory), name
         assert outcome.trajectory.notes["processes"].startswith("2, each with its share"), name
@@ -121,7 +120,9 @@ def test_two_processes_take_the_steps_of_one(small_portfolio: Build) -> None:
         assert (one.name, plain(one.trajectory)) == (expected.name, plain(expected.trajectory))
         assert close(one.model, expected.model)
     assert [Checkpoint.from_bytes(one).step for one in together[kept].checkpoints] == [5, 10]
-    assert len({one.id for one in together["resumed"].trajectory.segments}) == 5  # four rates, one of them cut
+    assert (
+        len({one.id for one in together["resumed"].trajectory.segments}) == 5
+    )  # four rates, one of them cut
 
     outcome, initial = together["coins"], initial_state(once.recipe.network, 7)["weight"]
     moved = (state_from_bytes(outcome.model)["weight"] - initial).abs().sum(dim=0) > 1e-4
@@ -182,7 +183,9 @@ def test_a_killed_process_ends_all_and_the_run_goes_on_from_its_checkpoint(small
             pids.extend(children(os.getpid()))
             os.kill(pids[1], signal.SIGKILL)
 
-    with pytest.raises(ProcessLost, match=r"of candidate only ended because process 2 of 2 was killed by sig") as lost:
+    with pytest.raises(
+        ProcessLost, match=r"of candidate only ended because process 2 of 2 was killed by sig"
+    ) as lost:
         train_candidate(
             candidate,
             **arguments(
@@ -213,38 +216,41 @@ def test_a_killed_process_ends_all_and_the_run_goes_on_from_its_checkpoint(small
     assert not children(os.getpid())
 
 
-def test_a_failure_without_a_sentence_ends_all_and_gives_no_value_away() -> None:
-    sentence = "A test ended because process 2 of 2 failed with ValueError; set execution.processes to 1"
-    with pytest.raises(ProcessLost, match=sentence) as failed:
-        work_together(fail, size=2, arguments={}, heard={}, what="A test")
-    (where,) = failed.value.__notes__
-    assert "in fail" in where
-    assert "4711" not in str(failed.value)
-    assert not failed.value.retryable
-    assert not children(os.getpid())
+class Stop(Exception):
+    """What a callback may raise."""
 
 
-def test_a_diverged_run_and_a_callback_that_raises_end_all(small_portfolio: Build) -> None:
-    diverging = small_portfolio(learning_rate=1e38, noise_multiplier=1e30, execution={"processes": 2})
-    with pytest.raises(TrainingFailed, match="Candidate only diverged"):
-        train_candidate(diverging.recipe.candidate("only"), **arguments(diverging))
-    assert not children(os.getpid())
+@pytest.mark.parametrize(
+    ("how", "kind", "sentence"),
+    [
+        ("in a sentence", TrainingFailed, r"^Candidate a diverged\.$"),
+        (
+            "without a sentence",
+            ProcessLost,
+            "^A test ended because process 2 of 2 failed with ValueError; set execution.processes to 1",
+        ),
+        ("never", Stop, "^the store is gone$"),
+    ],
+)
+def test_one_failure_ends_all(how: str, kind: type[Exception], sentence: str) -> None:
+    """The cause is told, not the connection that the others lost by it, and no value that an error quotes."""
 
-    class Stop(Exception):
-        pass
+    def begun() -> None:
+        if how == "never":
+            raise Stop("the store is gone")
 
-    def stop(step: int) -> None:
-        raise Stop
-
-    long = small_portfolio(steps=100_000)
-    with pytest.raises(Stop):
-        train_together(long.recipe.candidate("only"), processes=2, **arguments(long, on_step=stop))
+    with pytest.raises(kind, match=sentence) as failed:
+        work_together(end_badly, size=2, arguments={"how": how}, heard={"begun": begun}, what="A test")
+    notes = "".join(getattr(failed.value, "__notes__", []))
+    assert ("in end_badly" in notes) is (how == "without a sentence")
+    assert "4711" not in str(failed.value) + notes
+    assert not getattr(failed.value, "retryable", False)
     assert not children(os.getpid())
 
 
 def test_what_several_processes_cannot_do_is_said_before_any_starts(small_portfolio: Build) -> None:
     few = small_portfolio(rows=1, execution={"processes": 2})
-    with pytest.raises(InvalidInput, match="needs a private row of its own; set execution.processes to 1"):
+    with pytest.raises(InvalidInput, match=r"needs a private row of its own; set execution\.processes to 1"):
         train_candidate(few.recipe.candidate("only"), **arguments(few))
     apart = small_portfolio(
         network=LAYERS, clipping="per_layer", execution={"processes": 2, "grad_sample_mode": "functorch"}
@@ -254,26 +260,17 @@ def test_what_several_processes_cannot_do_is_said_before_any_starts(small_portfo
 
 
 def test_no_process_outlives_a_killed_parent() -> None:
-    script = textwrap.dedent("""
-        from tasks.data import load_splits
-        from tasks.models import initial_state
-        from tasks.recipes import find_recipe, load_recipe
-        from tasks.training.distributed import train_together
+    script = """
+from tasks.training.processes import work_together
+from tests.tasks.training.in_group import end_badly
 
-        recipe = load_recipe(find_recipe("infra/portfolios/digits.yaml"))
-        splits = load_splits(
-            recipe.data, feature_radius=1.0, n_max=1200, neighboring_relation="replace_one"
-        )
-        candidate = recipe.candidate("eps-8").model_copy(update={"steps": 100_000})
-        train_together(
-            candidate, processes=2, recipe=recipe, splits=splits, initial=initial_state(recipe.network, 1),
-            run_id="run", data_digest="0" * 64, on_step=lambda step: print(step, flush=True),
-        )
-    """)
+begun = lambda: print("begun", flush=True)
+work_together(end_badly, size=2, arguments={"how": "never"}, heard={"begun": begun}, what="A test")
+"""
     before = set(Path("/dev/shm").iterdir())
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
-    assert parent.stdout.readline() == "1\n"
+    assert parent.stdout.readline() == "begun\n"
     pids = children(parent.pid)
     parent.kill()
     parent.communicate()
@@ -282,4 +279,4 @@ def test_no_process_outlives_a_killed_parent() -> None:
     while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(alive, pids))
-    assert not {path for path in set(Path("/dev/shm").iterdir()) - before if "remerge" in path.name}
+    assert not {path.name for path in set(Path("/dev/shm").iterdir()) - before if "remerge" in path.name}
