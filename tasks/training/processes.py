@@ -237,7 +237,7 @@ def _join(group: Group, *, store: int, threads: int) -> None:
 
     torch.set_num_threads(threads)
     torch.seed()  # a new process begins from a constant: dropout would drop the same in all of them
-    meeting = dist.FileStore(f"/proc/self/fd/{store}", group.size)
+    meeting = dist.FileStore(f"/proc/self/fd/{store}", group.size)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=meeting, rank=group.rank, world_size=group.size)
 
 
