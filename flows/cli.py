@@ -13,7 +13,10 @@ from rich.markup import escape
 
 from accounting.errors import InvalidInput, RemergeError
 from flows.account import account_app
+from flows.data import data_app
+from flows.experiment import app as experiment_app
 from flows.plan import plan
+from flows.tune import tune
 from infra.settings import Settings
 
 app = typer.Typer(
@@ -26,6 +29,8 @@ app = typer.Typer(
 policy_app = typer.Typer(help="Regions' privacy policies: append-only documents.", no_args_is_help=True)
 app.add_typer(policy_app, name="policy")
 app.add_typer(account_app, name="account")
+app.add_typer(data_app, name="data")
+app.add_typer(experiment_app, name="experiment")
 
 out = Console()
 err = Console(stderr=True)
@@ -79,11 +84,14 @@ def train(
     recipe: Annotated[Path, typer.Argument(help="the portfolio's recipe file")] = Path(
         "infra/portfolios/digits.yaml"
     ),
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="train all anew, even where an interrupted training could go on")
+    ] = False,
 ) -> None:
-    """Train a portfolio from a recipe, in the train_portfolio flow."""
+    """Train a portfolio from a recipe, in the train_portfolio flow. One that was interrupted is gone on with."""
     from flows.commands import train_portfolio
 
-    manifest = train_portfolio(Settings(), recipe, out)
+    manifest = train_portfolio(Settings(), recipe, out, fresh=fresh)
     out.print(
         f"Portfolio [bold]{manifest.reference}[/] is ready with {len(manifest.candidates)} candidates: "
         f"{', '.join(candidate.name for candidate in manifest.candidates)}."
@@ -91,6 +99,7 @@ def train(
 
 
 app.command()(plan)
+app.command()(tune)
 
 
 @policy_app.command("set")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -21,6 +21,9 @@ from infra.stack import require_worker, worker_has_ended
 from tasks.candidates import require_relation, require_utilities
 from tasks.scope import SCOPE_WORDS
 from tasks.services import Services, open_services
+
+if TYPE_CHECKING:
+    from tasks.recipes import Recipe
 
 TRAIN_TIMEOUT = 24 * 3600.0
 POLICY_TIMEOUT = 600.0
@@ -39,8 +42,13 @@ class Asked:
     confirm: Callable[[str], bool]
 
 
-def train_portfolio(settings: Settings, recipe: Path, console: Console) -> PortfolioManifest:
+def train_portfolio(
+    settings: Settings, recipe: Path, console: Console, *, fresh: bool = False
+) -> PortfolioManifest:
     """Train a portfolio in the train_portfolio flow and wait for it.
+
+    Args:
+        fresh: train all anew, even where an interrupted training could be gone on with.
 
     Raises:
         InvalidInput: the recipe is not valid; nothing was started.
@@ -54,23 +62,50 @@ def train_portfolio(settings: Settings, recipe: Path, console: Console) -> Portf
         loaded = load_recipe(path)
     services = open_services(settings)
     require_worker(settings)
-    run = services.orchestrator.create_flow_run("train-portfolio", {"recipe": str(path.absolute())})
-    names = ", ".join(candidate.name for candidate in loaded.candidates)
-    ended = _wait(
-        settings,
-        services,
-        run,
-        console,
-        f"Training {len(loaded.candidates)} candidates ({names})",
-        TRAIN_TIMEOUT,
-    )
-    _require_success(ended)
+    parameters = {"recipe": str(path.absolute()), "fresh": fresh}
+    run = services.orchestrator.create_flow_run("train-portfolio", parameters)
+    _require_success(_wait_for_training(settings, services, run, console, loaded))
     trained = services.manifests.of_flow_run(loaded.name, str(run["id"]))
     if trained is None:
         raise FlowFailed(
             f"The run {run['name']} ended well but left no portfolio; look at it in Prefect's pages."
         )
     return trained
+
+
+def _wait_for_training(
+    settings: Settings, services: Services, run: FlowRun, console: Console, recipe: Recipe
+) -> FlowRun:
+    from flows.train_progress import Bars, Look
+
+    look = Look(services.connections.mlflow_url, recipe.name, str(run["id"]))
+    told = False
+
+    def see() -> None:
+        nonlocal told
+        look.again()
+        bars.show(look.candidates)
+        if look.resumed and not told:
+            told = True
+            console.print(escape(look.resumed), highlight=False, soft_wrap=True)
+
+    def watch(seen: FlowRun) -> None:
+        _watch_worker(
+            settings, seen, "run `remerge up` and train again, which goes on with what was not finished."
+        )
+        see()
+
+    with Bars(console, recipe) as bars:
+        try:
+            ended = services.orchestrator.wait(
+                run["id"], timeout=TRAIN_TIMEOUT, progress=bars.state, watch=watch, watch_every=1.0
+            )
+            see()
+        except KeyboardInterrupt:
+            raise _no_longer_waiting(run) from None
+        finally:
+            look.close()
+    return ended
 
 
 def set_policy(settings: Settings, fields: Mapping[str, Any], *, asked: Asked, console: Console) -> Policy:
@@ -214,14 +249,9 @@ def _portfolio(services: Services, reference: str | None) -> PortfolioManifest:
 def _wait(
     settings: Settings, services: Services, run: FlowRun, console: Console, what: str, timeout: float
 ) -> FlowRun:
-    def watch(seen: FlowRun) -> None:
-        if worker_has_ended(settings):
-            raise StackDown(
-                f"Prefect's worker has ended while the flow run {seen.get('name')} was "
-                f"{str(seen.get('state_name')).lower()}: run `remerge up`; reconcile then starts again what was not "
-                "finished, and finds what had been done."
-            )
-
+    then = (
+        "run `remerge up`; reconcile then starts again what was not finished, and finds what had been done."
+    )
     try:
         with console.status(f"{escape(what)} ...") as spinner:
             return services.orchestrator.wait(
@@ -230,12 +260,24 @@ def _wait(
                 progress=lambda seen: spinner.update(
                     f"{escape(what)}: {str(seen.get('state_name')).lower()} ..."
                 ),
-                watch=watch,
+                watch=lambda seen: _watch_worker(settings, seen, then),
             )
     except KeyboardInterrupt:
-        raise RunNotEnded(
-            f"No longer waiting; the flow run {run.get('name')} goes on. See `remerge status` or Prefect's pages."
-        ) from None
+        raise _no_longer_waiting(run) from None
+
+
+def _watch_worker(settings: Settings, seen: FlowRun, then: str) -> None:
+    if worker_has_ended(settings):
+        raise StackDown(
+            f"Prefect's worker has ended while the flow run {seen.get('name')} was "
+            f"{str(seen.get('state_name')).lower()}: {then}"
+        )
+
+
+def _no_longer_waiting(run: FlowRun) -> RunNotEnded:
+    return RunNotEnded(
+        f"No longer waiting; the flow run {run.get('name')} goes on. See `remerge status` or Prefect's pages."
+    )
 
 
 def _require_success(run: FlowRun) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +14,7 @@ from rich.table import Table
 from accounting.errors import RemergeError
 from accounting.words import rounded_up
 from flows.tables import plain_table
+from flows.with_stack import running_stack, timed
 from infra.documents import Policy, PortfolioManifest
 from infra.settings import Settings
 
@@ -83,50 +82,21 @@ def run_demo(settings: Settings, console: Console, *, keep: bool) -> None:
         RunNotEnded: it was told to stop while it waited for a flow run.
     """
     from flows.views import print_addresses
-    from infra import stack
-    from infra.orchestrator import RunNotEnded
 
     began = time.monotonic()
-    stops = not keep and not stack.status(settings).up
-    with _terminated_like_interrupted():
-        try:
-            with _timed(console, "Starting S3 (SeaweedFS), MLflow, Prefect and its worker"):
-                stack.start(settings, progress=lambda _text: None)
-            _main_job(settings, console)
-            if keep:
-                print_addresses(console, settings)
-                console.print(
-                    "The stack stays up: `remerge status`, `remerge pull eu --to DIR`, `remerge down`."
-                )
-        except RunNotEnded as error:
-            if stops:  # then the run that it speaks of does not go on
-                raise RunNotEnded(
-                    "The demo ended before its flow run did, and stopped its stack and the run with it: run "
-                    "`remerge demo` again."
-                ) from error
-            raise
-        finally:
-            if stops:
-                with _timed(console, "Stopping the stack"):
-                    stack.stop(settings, progress=lambda _text: None)
+    with running_stack(settings, console, keep=keep, command="remerge demo"):
+        _main_job(settings, console)
+        if keep:
+            print_addresses(console, settings)
+            console.print("The stack stays up: `remerge status`, `remerge pull eu --to DIR`, `remerge down`.")
     console.print(f"Done in {time.monotonic() - began:.0f} s.", highlight=False)
-
-
-@contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """Let SIGTERM end the block as Ctrl-C does, so that what it started is stopped."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _main_job(settings: Settings, console: Console) -> None:
     from flows.commands import train_portfolio
     from tasks.services import open_services
 
-    with _timed(console, "Training a portfolio with DP-SGD on 1,200 private digits"):
+    with timed(console, "Training a portfolio with DP-SGD on 1,200 private digits"):
         manifest = train_portfolio(settings, RECIPE, console)
     services = open_services(settings)
     shown = [
@@ -134,7 +104,7 @@ def _main_job(settings: Settings, console: Console) -> None:
         for changes in ROUNDS
         for release in _change_policies(settings, services, console, changes, manifest.reference)
     ]
-    with _timed(console, "Scoring single candidates, for the comparison below"):
+    with timed(console, "Scoring single candidates, for the comparison below"):
         table = _comparison(services, manifest, shown)
     console.print(table)
     console.print(
@@ -174,7 +144,7 @@ def _change_policies(
         policy = set_policy(settings, fields, asked=asked, console=console)
         emitted.append((policy, emit_policy_changed(services.orchestrator, policy)))
     regions = ", ".join(policy.region for policy, _ in emitted)
-    with _timed(console, f"Event policy.changed -> Prefect starts policy_change for {regions}"):
+    with timed(console, f"Event policy.changed -> Prefect starts policy_change for {regions}"):
         for policy, event_id in emitted:
             ended = wait_for_policy(settings, services, policy, event_id, console)
             if ended.get("state_type") != "COMPLETED":
@@ -244,11 +214,3 @@ def _show_draw(services: Services, console: Console, shown: list[Shown]) -> None
                 highlight=False,
                 soft_wrap=True,
             )
-
-
-@contextmanager
-def _timed(console: Console, what: str) -> Iterator[None]:
-    console.print(f"[bold]{what} ...[/]", highlight=False)
-    began = time.monotonic()
-    yield
-    console.print(f"  {time.monotonic() - began:.1f} s", style="dim", highlight=False)

@@ -1,81 +1,57 @@
 """Train a portfolio: independent private models from one public start, for later policies to choose from.
 
 The portfolio version exists from the moment that its manifest is in S3, and that is written last: a run that
-fails half-way leaves nothing that a policy could use.
+fails half-way leaves nothing that a policy could use. What was interrupted is gone on with by the next run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from prefect import flow, get_run_logger, task
+from prefect import flow
 from prefect.artifacts import create_markdown_artifact
-from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
-from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from accounting.errors import RemergeError
 from accounting.words import rounded_up
-from infra.documents import CandidateRecord, DataRecord, PortfolioManifest
+from flows.train_steps import (
+    PortfolioFailed,
+    Trained,
+    Workshop,
+    prepare,
+    results_of,
+    side_by_side,
+    train_and_log,
+    train_twin_and_log,
+    usable_cores,
+)
+from infra.documents import CandidateRecord, PortfolioManifest
 from tasks.recipes import Recipe, find_recipe, load_recipe
 from tasks.services import Services, open_services
+from tasks.unfinished import OWN_DOING, close_left_over
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from tasks.data import Splits
-    from tasks.public_twins import TrainedTwin
     from tasks.training import TrainedCandidate
 
-WORKERS = 2  # candidates trained side by side, each on one core
 
-
-class PortfolioFailed(RemergeError):
-    """At least one candidate failed, so there is no new portfolio version."""
-
-
-class Workshop:
-    """What every training needs. It holds the private rows, and only threads of this process see it.
-
-    Not a dataclass on purpose: Prefect looks into those when they are handed to a task, and not into this.
-    """
-
-    def __init__(
-        self,
-        services: Services,
-        recipe: Recipe,
-        splits: Splits,
-        initial: Mapping[str, Tensor],
-        data: DataRecord,
-    ) -> None:
-        self.services = services
-        self.recipe = recipe
-        self.splits = splits
-        self.initial = initial
-        self.data = data
-
-
-@flow(
-    name="train_portfolio",
-    task_runner=ThreadPoolTaskRunner(max_workers=WORKERS),
-    persist_result=False,
-)
-def train_portfolio(recipe: str = "infra/portfolios/digits.yaml") -> State[Any]:
+@flow(name="train_portfolio", persist_result=False)
+def train_portfolio(recipe: str = "infra/portfolios/digits.yaml", fresh: bool = False) -> State[Any]:
     """Train every candidate of a recipe and make them a portfolio version.
 
     Args:
         recipe: path of the recipe file.
+        fresh: train all anew, even where an interrupted training could be gone on with.
     """
     try:
-        manifest = build_portfolio(open_services(), load_recipe(find_recipe(recipe)))
+        manifest = build_portfolio(open_services(), load_recipe(find_recipe(recipe)), fresh=fresh)
+    except PortfolioFailed as error:
+        return Failed(message=error.message, name=OWN_DOING if error.own_doing else None)
     except RemergeError as error:
         return Failed(message=error.message)
     return Completed(
@@ -83,146 +59,55 @@ def train_portfolio(recipe: str = "infra/portfolios/digits.yaml") -> State[Any]:
     )
 
 
-def build_portfolio(services: Services, recipe: Recipe) -> PortfolioManifest:
+def build_portfolio(services: Services, recipe: Recipe, *, fresh: bool = False) -> PortfolioManifest:
     """The whole story; the manifest is written only when every candidate has ended well.
 
     Raises:
         RemergeError: one sentence; there is no new portfolio version.
     """
-    workshop = prepare(services, recipe)
+    workshop = prepare(services, recipe, fresh=fresh)
     names = [candidate.name for candidate in recipe.candidates]
-    running = {f"Candidate {name}": train_and_log.submit(workshop, name) for name in names}
-    twins_running = {
-        f"The public twin of {name}": train_twin_and_log.submit(workshop, name)
-        for name in names
-        if recipe.public_twins
-    }
-    finished, twins = results_of(running, twins_running)
-    table = candidates_table(recipe, [trained for _, trained in finished], [twin for _, twin in twins])
-    records = register_all(workshop, finished, twins)
-    manifest = publish(workshop, records)
+    workers, _ = side_by_side(recipe, usable_cores())
+    with ThreadPoolTaskRunner(max_workers=workers) as runner:
+        running = {
+            f"Candidate {name}": runner.submit(train_and_log, {"workshop": workshop, "name": name})
+            for name in names
+        }
+        twins_running = {
+            f"The public twin of {name}": runner.submit(
+                train_twin_and_log, {"workshop": workshop, "name": name}
+            )
+            for name in names
+            if recipe.public_twins
+        }
+        finished, twins = results_of(workshop, running, twins_running)
+    table = candidates_table(
+        recipe,
+        [trained for one in finished for _, trained in one.candidates],
+        {name: score for name, (_, score) in twins.items()},
+    )
+    manifest = publish(workshop, register_all(workshop, finished, twins))
     leave_artifact(manifest, table)
+    with suppress(RemergeError):  # tidying up; the next training tries again
+        close_left_over(services, recipe.name)
     return manifest
 
 
-def prepare(services: Services, recipe: Recipe) -> Workshop:
-    """Data, checked and projected, and one public initialisation for all candidates."""
-    import torch
-
-    from tasks.data import data_record, load_splits
-    from tasks.mlflow_server import require_up
-    from tasks.models import initial_state
-
-    require_up(services.mlflow)
-    torch.set_num_threads(1)  # the candidates run side by side; more threads would only wait for each other
-    splits = load_splits(
-        recipe.data,
-        feature_radius=recipe.feature_radius,
-        n_max=recipe.n_max,
-        neighboring_relation=recipe.neighboring_relation,
-    )
-    key = services.connections.data_digest_key.get_secret_value().encode()
-    return Workshop(
-        services,
-        recipe,
-        splits,
-        initial_state(recipe.network, recipe.initialisation_seed),
-        data_record(recipe.data, splits, key),
-    )
-
-
-@task(task_run_name="train {name}", cache_policy=NO_CACHE, persist_result=False)
-def train_and_log(workshop: Workshop, name: str) -> tuple[str, TrainedCandidate]:
-    """One candidate, from an open MLflow run to a finished one.
-
-    Returns:
-        The MLflow run's id and what was trained.
-    """
-    from tasks.registry import fail_run, finish_run, start_run
-    from tasks.training import train_candidate
-
-    recipe, client = workshop.recipe, workshop.services.mlflow
-    candidate = recipe.candidate(name)
-    run_id = start_run(client, recipe, candidate, flow_run_id=flow_run.get_id())
-    try:
-        trained = train_candidate(
-            candidate,
-            recipe=recipe,
-            splits=workshop.splits,
-            initial=workshop.initial,
-            run_id=run_id,
-            data_digest=workshop.data.private.digest,
-        )
-        finish_run(client, run_id, recipe, trained)
-    except BaseException as error:
-        with suppress(RemergeError):  # the cause matters more than the mark
-            fail_run(client, run_id, f"{type(error).__name__}: {error}")
-        raise
-    get_run_logger().info("Candidate %s is trained: %d steps.", name, trained.trajectory.steps)
-    return run_id, trained
-
-
-@task(task_run_name="train the public twin of {name}", cache_policy=NO_CACHE, persist_result=False)
-def train_twin_and_log(workshop: Workshop, name: str) -> tuple[str, TrainedTwin]:
-    """One candidate's recipe, trained on public rows, in an MLflow run of its own.
-
-    Returns:
-        The MLflow run's id and what was trained.
-    """
-    from tasks.public_twins import train_twin
-    from tasks.registry import log_twin
-
-    recipe = workshop.recipe
-    twin = train_twin(
-        recipe.candidate(name),
-        recipe=recipe,
-        splits=replace(workshop.splits, private=None),
-        initial=workshop.initial,
-    )
-    run_id = log_twin(workshop.services.mlflow, recipe, twin, flow_run_id=flow_run.get_id())
-    get_run_logger().info("The public twin of %s is trained; its score is %.3f.", name, twin.score)
-    return run_id, twin
-
-
-def results_of(
-    running: Mapping[str, PrefectFuture[tuple[str, TrainedCandidate]]],
-    twins_running: Mapping[str, PrefectFuture[tuple[str, TrainedTwin]]],
-) -> tuple[list[tuple[str, TrainedCandidate]], list[tuple[str, TrainedTwin]]]:
-    """Wait for every training, of candidates and of public twins, each by what it is called.
-
-    Raises:
-        PortfolioFailed: naming the first one that failed.
-    """
-    finished: list[Any] = []
-    failures: list[str] = []
-    everything: dict[str, PrefectFuture[Any]] = {**running, **twins_running}
-    for what, future in everything.items():
-        result: Any = future.result(raise_on_failure=False)
-        if isinstance(result, RemergeError):
-            failures.append(result.message.rstrip("."))
-        elif isinstance(result, BaseException):
-            failures.append(f"{what} failed with {type(result).__name__}: {result}".rstrip("."))
-        else:
-            finished.append(result)
-    if failures:
-        others = f" (and {len(failures) - 1} more failed)" if len(failures) > 1 else ""
-        raise PortfolioFailed(f"{failures[0]}{others}; no portfolio version was made.")
-    return finished[: len(running)], finished[len(running) :]
-
-
 def register_all(
-    workshop: Workshop,
-    finished: list[tuple[str, TrainedCandidate]],
-    twins: list[tuple[str, TrainedTwin]],
+    workshop: Workshop, finished: list[Trained], twins: dict[str, tuple[str, float]]
 ) -> tuple[CandidateRecord, ...]:
-    """Make the finished runs versions of the registered model, in the recipe's order."""
+    """Make the finished runs versions of the registered model, in the recipe's order.
+
+    A run's kept checkpoints come after it. They have no utility: the recipe states none for them, and public twins
+    are those of whole runs.
+    """
     from tasks.registry import register_candidate
 
-    client = workshop.services.mlflow
-    twin_of = {twin.name: (run_id, twin) for run_id, twin in twins}
+    client, recipe = workshop.services.mlflow, workshop.recipe
     return tuple(
-        register_candidate(client, run_id, workshop.recipe, trained, twin_of.get(trained.name))
-        for run_id, trained in finished
+        register_candidate(client, run_id, recipe, trained, twins.get(trained.name))
+        for one in finished
+        for run_id, trained in one.candidates
     )
 
 
@@ -272,16 +157,19 @@ def leave_artifact(manifest: PortfolioManifest, table: list[str]) -> None:
     )
 
 
-def candidates_table(recipe: Recipe, trained: list[TrainedCandidate], twins: list[TrainedTwin]) -> list[str]:
+def candidates_table(recipe: Recipe, trained: list[TrainedCandidate], scores: dict[str, float]) -> list[str]:
     """What each candidate is and what it protects, as lines of a Markdown table.
+
+    Args:
+        scores: of the public twins, by their candidates' names.
 
     Raises:
         AccountingError: the recipe's delta is too small to be resolved.
     """
     from accounting.joint_release import single_run
 
-    scores = {twin.name: twin.score for twin in twins}
-    utilities = {one.name: scores.get(one.name, recipe.candidate(one.name).utility) for one in trained}
+    stated = {candidate.name: candidate.utility for candidate in recipe.candidates}
+    utilities = {one.name: scores.get(one.name, stated.get(one.name)) for one in trained}
     told = any(utility is not None for utility in utilities.values())
     lines = [
         f"| candidate | steps | sampling | noise multiplier | epsilon (delta {recipe.delta:g}) "

@@ -123,6 +123,10 @@ class Orchestrator:
         """The run as it is now."""
         return self._call("GET", f"/flow_runs/{flow_run_id}")  # type: ignore[no-any-return]
 
+    def find_flow_run(self, flow_run_id: str) -> FlowRun | None:
+        """The run as it is now; None where Prefect knows none of that id (any more)."""
+        return self._call("GET", f"/flow_runs/{flow_run_id}", missing_is_none=True)  # type: ignore[no-any-return]
+
     def runs(self, deployment: str, *, limit: int = _PAGE) -> list[FlowRun]:
         """The newest runs of a deployment, newest first."""
         where = {"deployments": {"name": {"any_": [deployment]}}, "sort": "EXPECTED_START_TIME_DESC"}
@@ -186,13 +190,14 @@ class Orchestrator:
         progress: Callable[[FlowRun], None] | None = None,
         watch: Callable[[FlowRun], None] | None = None,
         interval: float = 0.25,
+        watch_every: float = _WATCH,
     ) -> FlowRun:
         """Wait until a run has ended, well or not.
 
         Args:
             timeout: seconds.
             progress: called with the run whenever its state has another name than before.
-            watch: called with it every few seconds; what it raises ends the waiting.
+            watch: called with it every `watch_every` seconds; what it raises ends the waiting.
 
         Raises:
             RunNotEnded: it has not ended in time.
@@ -208,7 +213,7 @@ class Orchestrator:
             seen = state
             if run.get("state_type") in TERMINAL:
                 return run
-            if watch and time.monotonic() > watched + _WATCH:
+            if watch and time.monotonic() > watched + watch_every:
                 watch(run)
                 watched = time.monotonic()
             if time.monotonic() > deadline:

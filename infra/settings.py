@@ -73,7 +73,9 @@ class Settings(BaseSettings):
     mlflow_url: str | None = None
     prefect_api_url: str | None = None
     data_digest_key: SecretStr | None = None
-    cache: Path = Path("~/.cache/remerge")  # fetched public data sets; may be thrown away at any time
+    cache: Path = Path(
+        "~/.cache/remerge"
+    )  # fetched data sets, and features of private rows in frozen-features
 
     @property
     def stack_file(self) -> Path:

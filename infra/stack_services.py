@@ -195,9 +195,23 @@ def _worker(home: Path, ports: Mapping[str, int], secrets: Mapping[str, str]) ->
         "PREFECT_WORKER_QUERY_SECONDS": "1",  # the default of 10 is how long an event would wait
         # prefect.yaml starts runs with the `python` that is found first: this environment's.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
-        "OMP_NUM_THREADS": "1",  # runs train side by side; each with all cores would be slower
+        **_fair_threads(),
     }
     return Launch([sys.executable, "-m", "infra.worker"], environment, repository_root())
+
+
+def _fair_threads() -> dict[str, str]:
+    """For numerical libraries, which read it when they are loaded: one thread each unless a flow asks for more.
+
+    Threads that wait for each other must sleep: by default they spin, and where other work wants the same cores
+    (candidates train side by side), each step then waits for threads that wait for nothing.
+    """
+    return {
+        "OMP_NUM_THREADS": "1",  # train_portfolio shares the cores among its candidates itself
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "GOMP_SPINCOUNT": "0",  # GNU's OpenMP, which torch for CPUs is built with
+        "KMP_BLOCKTIME": "0",  # Intel's and LLVM's
+    }
 
 
 def _prefect_environment(home: Path, ports: Mapping[str, int]) -> dict[str, str]:

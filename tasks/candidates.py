@@ -79,6 +79,14 @@ def require_utilities(manifest: PortfolioManifest, selection: str) -> None:
     lacking = [record.name for record in manifest.candidates if record.utility_source != selection]
     if selection not in UTILITY_RULES or not lacking:
         return
+    on_the_way = [name for name in lacking if _is_kept_checkpoint(name, manifest)]
+    if on_the_way == lacking:
+        raise InvalidInput(
+            f"Selection {selection} compares candidates by utilities, but {_some(lacking)} of {manifest.reference} "
+            f"{'is a checkpoint' if len(lacking) == 1 else 'are checkpoints'} kept on the way, which have none: train "
+            "the portfolio without `keep_checkpoints`, or set the policy with `--selection noise`."
+        )
+    lacking = [name for name in lacking if name not in on_the_way]
     if selection == "stated":
         what, remedy = "no stated utility", "state a `utility` for every candidate in its recipe"
     else:
@@ -88,6 +96,12 @@ def require_utilities(manifest: PortfolioManifest, selection: str) -> None:
         f"{'has' if len(lacking) == 1 else 'have'} {what}: {remedy} and train the portfolio again with "
         "`remerge train`, or set the policy with `--selection noise`."
     )
+
+
+def _is_kept_checkpoint(name: str, manifest: PortfolioManifest) -> bool:
+    """Whether a candidate is called like a checkpoint of another one, `<name>-at-<step>`."""
+    origin, _, step = name.rpartition("-at-")
+    return step.isdigit() and any(record.name == origin for record in manifest.candidates)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -31,11 +31,17 @@ def resolve(path: str, what: str) -> Callable[..., Any]:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
+        if f"{module_name}.".startswith(f"{error.name}."):
+            raise InvalidInput(
+                f"The {what} {path} cannot be imported (no module named {error.name}): correct the path, or let this "
+                "environment find the package by `pip install -e` of its folder, or by setting PYTHONPATH before "
+                "`remerge up`."
+            ) from None
         raise InvalidInput(
-            f"The {what} {path} cannot be imported (no module named {error.name}); install the package that "
-            "holds it on this machine, or correct the path."
+            f"The {what} {path} cannot be imported, for it needs a package that is missing here (no module named "
+            f"{error.name}); install that into this environment."
         ) from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InvalidInput(f"The {what} {path} cannot be imported: {_first_line(error)}") from error
     found: Any = getattr(module, name, None)
     if not callable(found):
@@ -44,7 +50,7 @@ def resolve(path: str, what: str) -> Callable[..., Any]:
     return function
 
 
-def call(path: str, what: str, **arguments: Any) -> Any:
+def call(path: str, what: str, /, **arguments: Any) -> Any:
     """Call the function that `path` names.
 
     Raises:
@@ -61,10 +67,10 @@ def call(path: str, what: str, **arguments: Any) -> Any:
         return function(**arguments)
     except RemergeError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InvalidInput(f"The {what} {path} failed with {_first_line(error)}") from error
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     lines = str(error).splitlines() or [""]
     return f"{type(error).__name__}: {lines[0]}".rstrip(".: ") + "."

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 FIT, SCORE = 2, 1  # of three public-train rows, two are for fitting and one is for scoring
 SCORE_METRIC = "score_rows_accuracy"
-# Public rows have no epsilon, and how fast a twin was is not a fact about its recipe.
-NOT_OF_TWINS = ("epsilon_so_far", "steps_per_second", f"{PRIVATE}records_per_second")
+# How fast a twin was is not a fact about its recipe.
+NOT_OF_TWINS = ("steps_per_second", f"{PRIVATE}records_per_second")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

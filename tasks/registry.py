@@ -1,4 +1,4 @@
-"""Candidates in and out of MLflow: one run and one version of the registered model `<portfolio>` each.
+"""Candidates registered in MLflow and fetched from it: one version of the registered model `<portfolio>` each.
 
 Every call names its run or version explicitly, so threads do not disturb each other, and no alias is ever
 followed: the portfolio manifest names versions by number and files by digest.
@@ -6,35 +6,29 @@ followed: the portfolio manifest names versions by number and files by digest.
 
 from __future__ import annotations
 
-import tempfile
-import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accounting.errors import InvalidInput, RemergeError
 from accounting.trajectory import Trajectory
-from infra.canonical import canonical_json, sha256_hex, strict_json
-from infra.documents import CandidateRecord, NetworkRecord, PortfolioManifest
-from infra.settings import StackDown
+from infra.canonical import sha256_hex, strict_json
+from infra.documents import CandidateRecord, PortfolioManifest
+from tasks.candidate_runs import (
+    CANDIDATE_TAG,
+    MODEL,
+    MODEL_TAG,
+    TRAJECTORY,
+    TRAJECTORY_TAG,
+    candidate_files,
+    download,
+)
 from tasks.candidates import LoadedCandidate
-from tasks.mlflow_server import NotThere, answers, ensure_registered_model, experiment, require_up
-from tasks.recipes import CandidateRecipe, Recipe
+from tasks.mlflow_server import NotThere, answers, ensure_registered_model, require_up
+from tasks.recipes import Recipe
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-    from tasks.public_twins import TrainedTwin
     from tasks.training import TrainedCandidate
-
-MODEL = "model.safetensors"
-TRAJECTORY = "trajectory.json"
-NETWORK = "network.json"
-RECIPE = "recipe.json"
-CANDIDATE_TAG = "remerge.candidate"
-TWIN_TAG = "remerge.public_twin_of"  # on a twin's run, in place of the tag above: a twin is never a candidate
-_BATCH = 1000  # MLflow's limit of metrics in one log_batch
 
 
 class CandidateMissing(RemergeError):
@@ -45,112 +39,18 @@ class CandidateCorrupted(RemergeError):
     """A candidate's file is not the one that was trained: its digest differs from the manifest's."""
 
 
-def start_run(
-    client: MlflowClient, recipe: Recipe, candidate: CandidateRecipe, *, flow_run_id: str | None
-) -> str:
-    """Open a run with the recipe's public parameters; MLflow shows it as running.
-
-    Returns:
-        The run's id, unique to this attempt.
-    """
-    parameters = {
-        **candidate.model_dump(exclude={"name"}, exclude_none=True),
-        **recipe.model_dump(
-            include={"neighboring_relation", "feature_radius", "n_max", "initialisation_seed"}
-        ),
-        "recipe_sha256": recipe.sha256(),
-    }
-    tags = {CANDIDATE_TAG: candidate.name, "remerge.flow_run_id": flow_run_id or "none"}
-    return _create_run(client, recipe, candidate.name, parameters, tags)
-
-
-def log_twin(client: MlflowClient, recipe: Recipe, twin: TrainedTwin, *, flow_run_id: str | None) -> str:
-    """Leave a finished public twin in a run of its own, beside its candidate's; it is never registered.
-
-    Returns:
-        The run's id.
-    """
-    parameters = {
-        **twin.recipe.model_dump(exclude={"name"}, exclude_none=True),
-        "initialisation_seed": recipe.initialisation_seed,
-        "recipe_sha256": recipe.sha256(),
-    }
-    tags = {TWIN_TAG: twin.name, "remerge.flow_run_id": flow_run_id or "none"}
-    run_id = _create_run(client, recipe, f"{twin.name} (public twin)", parameters, tags)
-    files = {MODEL: twin.model, NETWORK: recipe.network.content(), RECIPE: recipe.content()}
-    try:
-        _complete_run(client, run_id, twin.metrics, files)
-    except RemergeError as error:
-        with suppress(RemergeError):  # the cause matters more than the mark
-            fail_run(client, run_id, error.message)
-        raise
-    return run_id
-
-
-def finish_run(client: MlflowClient, run_id: str, recipe: Recipe, trained: TrainedCandidate) -> None:
-    """Log metrics and files of a finished training, and mark its run as finished."""
-    _complete_run(client, run_id, trained.metrics, _files(recipe, trained))
-
-
-def _create_run(
-    client: MlflowClient,
-    recipe: Recipe,
-    name: str,
-    parameters: Mapping[str, object],
-    tags: Mapping[str, str],
-) -> str:
-    from mlflow.entities import Param
-
-    with answers("start a run"):
-        run = client.create_run(experiment(client, recipe.name), run_name=name, tags=dict(tags))
-        run_id = str(run.info.run_id)
-        client.log_batch(run_id, params=[Param(key, str(value)) for key, value in parameters.items()])
-    return run_id
-
-
-def _complete_run(
-    client: MlflowClient,
-    run_id: str,
-    steps: Sequence[Mapping[str, float]],
-    files: Mapping[str, bytes],
-) -> None:
-    from mlflow.entities import Metric
-
-    now = int(time.time() * 1000)
-    metrics = [
-        Metric(name, value, now, step)
-        for step, values in enumerate(steps, start=1)
-        for name, value in values.items()
-    ]
-    with answers("log a run"):
-        for start in range(0, len(metrics), _BATCH):
-            client.log_batch(run_id, metrics=metrics[start : start + _BATCH])
-        with tempfile.TemporaryDirectory() as folder:
-            for name, content in files.items():
-                (Path(folder) / name).write_bytes(content)
-            client.log_artifacts(run_id, folder)
-        client.set_terminated(run_id, "FINISHED")
-
-
-def fail_run(client: MlflowClient, run_id: str, reason: str) -> None:
-    """Mark a run as failed: it is never registered."""
-    with answers("mark a run as failed"):
-        client.set_tag(run_id, "remerge.failure", reason[:5000])
-        client.set_terminated(run_id, "FAILED")
-
-
 def register_candidate(
     client: MlflowClient,
     run_id: str,
     recipe: Recipe,
     trained: TrainedCandidate,
-    twin: tuple[str, TrainedTwin] | None = None,
+    twin: tuple[str, float] | None = None,
 ) -> CandidateRecord:
     """Make a finished run a version of the registered model that is named like the portfolio.
 
     Args:
-        twin: the run's id and the public twin whose score is the candidate's utility; without one, the utility
-            is the one that the recipe states, if any.
+        twin: the run of the public twin, and its score, which is the candidate's utility; without one, the
+            utility is the one that the recipe states, if any. Kept checkpoints have none.
 
     Raises:
         InvalidInput: the run has not finished.
@@ -163,15 +63,15 @@ def register_candidate(
                 "candidates."
             )
         ensure_registered_model(client, recipe.name)
-        files = {name: sha256_hex(content) for name, content in _files(recipe, trained).items()}
+        files = {name: sha256_hex(content) for name, content in candidate_files(recipe, trained).items()}
         version = client.create_model_version(
             recipe.name,
             f"{run.info.artifact_uri}/{MODEL}",
             run_id,
             tags={
                 CANDIDATE_TAG: trained.name,
-                "remerge.model_sha256": files[MODEL],
-                "remerge.trajectory_sha256": files[TRAJECTORY],
+                MODEL_TAG: files[MODEL],
+                TRAJECTORY_TAG: files[TRAJECTORY],
             },
             await_creation_for=0,
         )
@@ -182,16 +82,17 @@ def register_candidate(
         run_id=run_id,
         model_sha256=files[MODEL],
         trajectory_sha256=files[TRAJECTORY],
-        **_utility_fields(recipe.candidate(trained.name), twin),
+        **_utility_fields(recipe, trained.name, twin),
     )
 
 
-def _utility_fields(candidate: CandidateRecipe, twin: tuple[str, TrainedTwin] | None) -> dict[str, Any]:
+def _utility_fields(recipe: Recipe, name: str, twin: tuple[str, float] | None) -> dict[str, Any]:
     if twin is not None:
-        run_id, trained = twin
-        return {"utility": trained.score, "utility_source": "public_twin", "twin_run_id": run_id}
-    if candidate.utility is not None:
-        return {"utility": candidate.utility, "utility_source": "stated"}
+        run_id, score = twin
+        return {"utility": score, "utility_source": "public_twin", "twin_run_id": run_id}
+    stated = {candidate.name: candidate.utility for candidate in recipe.candidates}.get(name)
+    if stated is not None:
+        return {"utility": stated, "utility_source": "stated"}
     return {}
 
 
@@ -249,16 +150,6 @@ def _trajectory_content(client: MlflowClient, manifest: PortfolioManifest, recor
     return content
 
 
-def _files(recipe: Recipe, trained: TrainedCandidate) -> dict[str, bytes]:
-    network: NetworkRecord = recipe.network
-    return {
-        MODEL: trained.model,
-        TRAJECTORY: canonical_json(trained.trajectory.to_dict()),
-        NETWORK: network.content(),
-        RECIPE: recipe.content(),
-    }
-
-
 def _require_version(client: MlflowClient, manifest: PortfolioManifest, record: CandidateRecord) -> None:
     require_up(client)
     what = f"candidate {record.name} of {manifest.reference}"
@@ -278,20 +169,11 @@ def _require_version(client: MlflowClient, manifest: PortfolioManifest, record: 
 
 
 def _download(client: MlflowClient, manifest: PortfolioManifest, record: CandidateRecord, name: str) -> bytes:
-    from mlflow.exceptions import MlflowException
-
     what = f"{name} of candidate {record.name} of {manifest.reference}"
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            return Path(client.download_artifacts(record.run_id, name, folder)).read_bytes()
-        except (MlflowException, OSError):
-            pass  # MLflow gives one error for a missing file and for a store that is down: ask which it is
-    listed: set[str] = set()
-    with suppress(NotThere), answers(f"look for {what}"):
-        listed = {entry.path for entry in client.list_artifacts(record.run_id)}
-    if name in listed:
-        raise StackDown(f"MLflow's store did not hand out {what}; try again when it is up.")
-    raise CandidateMissing(
-        f"{what} is not in MLflow (run {record.run_id}): restore it from a backup, or train the portfolio "
-        "again with `remerge train`."
-    )
+    content = download(client, record.run_id, name, what)
+    if content is None:
+        raise CandidateMissing(
+            f"{what} is not in MLflow (run {record.run_id}): restore it from a backup, or train the portfolio "
+            "again with `remerge train`."
+        )
+    return content

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import math
 import zlib
 from pathlib import Path
 
@@ -31,10 +32,10 @@ def read_idx(path: Path) -> np.ndarray:
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] != _BYTES:
         raise damaged
     start = 4 + 4 * content[3]
-    shape = tuple(
-        int(length) for length in np.frombuffer(content[4:start].ljust(0), dtype=">u4")[: content[3]]
-    )
-    if len(shape) != content[3] or not shape or len(content) - start != int(np.prod(shape, dtype=object)):
+    if content[3] == 0 or len(content) < start:
+        raise damaged
+    shape = tuple(int(length) for length in np.frombuffer(content[4:start], dtype=">u4"))
+    if len(content) - start != math.prod(shape):
         raise damaged
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
 

@@ -46,6 +46,8 @@ def load_splits(
             f"The feature radius must be above 0, or left out, but {feature_radius} was given."
         )
     where = f"The data loader {source.loader}"
+    if "with_private" in source.arguments:
+        raise InvalidInput(f"{where} is told with_private by whoever calls it; remove it from the arguments.")
     returned = call(source.loader, "data loader", with_private=with_private, **source.arguments)
     splits = require_splits(returned, with_private=with_private, where=where)
     del returned

@@ -22,7 +22,8 @@ class Rows:
         repr=False
     )  # shape (rows, ...), float32; images: (rows, channels, height, width)
     labels: np.ndarray = field(repr=False)  # shape (rows,), int64
-    handed_over: bool = False  # a loader may say so: nobody else uses these arrays, they need not be copied
+    # A loader may say so: nobody else uses these arrays, so they may be changed instead of copied.
+    handed_over: bool = field(default=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.labels)

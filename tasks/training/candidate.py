@@ -15,7 +15,7 @@ from tasks.recipes import CandidateRecipe, Recipe
 from tasks.training.checkpoints import Checkpoint
 from tasks.training.clippers import clipper
 from tasks.training.fit import require_fit
-from tasks.training.fitness import FrozenPart, require_trainable
+from tasks.training.fitness import FrozenPart
 from tasks.training.group import ALONE, Group
 from tasks.training.history import History, library_versions
 from tasks.training.mode_choice import choose_mode
@@ -91,17 +91,18 @@ def train_candidate(
     module = build(recipe.network)
     module.load_state_dict(initial)
     what = f"The network {recipe.network.factory} of portfolio {recipe.name}"
+    initialisation = sha256_hex(state_bytes(initial))
     objective = require_fit(module, splits, recipe)
-    require_trainable(module, splits.public_train.features, what=what)
     frozen = FrozenPart.of(module)
     mode, reason = choose_mode(
         module,
         candidate,
         recipe.execution,
         objective,
-        network_digest=recipe.network.sha256(),
-        row_shape=private.features.shape[1:],
+        network_digest=recipe.network.sha256() + initialisation,
+        public_rows=splits.public_train.features,
         classes=splits.classes,
+        what=what,
     )
     mode = group.agreed(mode)
     regression = is_regression(module)  # asked before Opacus adds its hooks
@@ -115,7 +116,7 @@ def train_candidate(
         objective=objective,
         regression=regression,
         data_digest=data_digest,
-        initialisation_digest=sha256_hex(state_bytes(initial)),
+        initialisation_digest=initialisation,
         device=device,
         versions=library_versions(),
         notes={
@@ -133,6 +134,7 @@ def train_candidate(
         module=module,
         clipper=clipper(mode, module, candidate, objective, noise=source, processes=group.size),
         history=history,
+        frozen=frozen,
         run_id=run_id,
         group=group,
     )
@@ -144,7 +146,6 @@ def train_candidate(
         on_monitor=on_monitor,
         on_checkpoint=on_checkpoint,
     )
-    frozen.require_unchanged(module, what)
     return run.finished()
 
 

@@ -85,6 +85,11 @@ class PerRecord:
         self._losses: Tensor
 
     def backward(self, features: Tensor, labels: Tensor) -> None:
+        if not len(labels):  # some layers, and functorch, do not take zero rows
+            for parameter in self.optimizer.params:
+                parameter.grad_sample = parameter.new_zeros((0, *parameter.shape))
+            self._losses = features.new_zeros(0)
+            return
         losses = self.objective.losses(self.network(features), labels)
         losses.mean().backward()
         self._losses = losses.detach()
@@ -113,7 +118,8 @@ class Ghost:
         from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping
 
         if not len(labels):  # the mean loss of no rows is not a number, nor are its gradients
-            _no_gradients(self.optimizer)
+            for parameter in self.optimizer.params:
+                parameter.grad = parameter.new_zeros(parameter.shape)
             self._losses = features.new_zeros(0)
             return
         losses = self.objective.losses(self.network(features), labels)
@@ -166,10 +172,3 @@ class ClosedForm:
 
     def norms(self) -> Tensor:
         return self._norms
-
-
-def _no_gradients(optimizer: DPOptimizer) -> None:
-    import torch
-
-    for parameter in optimizer.params:
-        parameter.grad = torch.zeros_like(parameter)

@@ -5,8 +5,9 @@ scores, and nothing may pass from a batch to a later one but noisy parameters. B
 through only where it is frozen, and then held in eval mode. Every other layer is tried (tasks.training.record_trial)
 rather than believed.
 
-Sharp edges: the trial sees the public rows that it is given and parameters near the initial ones. Code that starts
-to mix records later, or for rarer rows, is not found: a network's code is trusted as the loader's is.
+Sharp edges: the trial sees the public rows that it is given, batches of one to five and parameters near the initial
+ones; a network that insists on float32 may mix up to a ten-thousandth unseen. Code that starts to mix records later,
+in larger batches or for rarer rows is not found: a network's code is trusted as the loader's is.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from tasks.data import Enforced
 from tasks.objective import Objective
 from tasks.randomness import executed_probability
 from tasks.recipes import CandidateRecipe, Recipe
+from tasks.training.noise import INJECTED
 from tasks.training.recording import ExecutedStep, Stretch, segments
 
 
@@ -35,6 +36,11 @@ class History:
     def adapted(self) -> bool:
         """Whether when the run stops depends on its data."""
         return self.candidate.early_stopping is not None
+
+    @property
+    def noise_is_secret(self) -> bool:
+        """Whether the run has an epsilon at all: noise from a public seed hides nothing."""
+        return self.notes["noise_source"] != INJECTED
 
     def trajectory(self, steps: Sequence[ExecutedStep], stretches: Sequence[Stretch]) -> Trajectory:
         """The history of a run that ended with these steps, at least one."""

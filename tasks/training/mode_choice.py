@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from accounting.errors import InvalidInput
@@ -12,10 +13,11 @@ from tasks.models import is_regression
 from tasks.objective import Objective
 from tasks.recipes import CandidateRecipe, Execution
 from tasks.training.clippers import Clipper, clipper
-from tasks.training.fitness import keep_frozen
+from tasks.training.fitness import keep_frozen, require_trainable
 from tasks.training.noise import SeededNoise
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor, nn
 
 TRIAL_ROWS = 128  # at most
@@ -26,6 +28,7 @@ MEMORY = 2**31  # bytes that the gradients of all rows held at once may take
 MOST_ROWS = 512  # held at once, unless the recipe says otherwise
 
 _known: dict[tuple[object, ...], str] = {}
+_fit: set[tuple[object, ...]] = set()
 _one_at_a_time = threading.Lock()
 
 
@@ -36,22 +39,26 @@ def choose_mode(
     objective: Objective,
     *,
     network_digest: str,
-    row_shape: tuple[int, ...],
+    public_rows: np.ndarray,
     classes: int,
+    what: str,
 ) -> tuple[str, str]:
     """The mode to train with, and in words why it is that one.
 
-    A mode that gives another sum than Opacus's own rules, or fails, is out. Trials of the same network are
-    remembered, and run one at a time, so that candidates trained side by side do not time each other.
+    A network that is not fit for private training in a mode (`tasks.training.fitness`), or whose sum differs there
+    from that of Opacus's own rules, is not trained in it. Trials of the same network are remembered, and run one at
+    a time, so that candidates trained side by side do not time each other.
 
     Args:
-        module: fit for private training; it is copied, and left as it is.
-        network_digest: names the network for the memory.
-        row_shape: of one row.
+        module: with its initial parameters; it is copied, and left as it is.
+        network_digest: names the network with its initial parameters, for the memory.
+        public_rows: features, shape (rows, ...).
+        what: names the network at the start of a sentence.
 
     Raises:
-        InvalidInput: the mode that the recipe asks for is not one for this network or clipping.
+        InvalidInput: the network is not fit, or the mode that the recipe asks for is not one for it or its clipping.
     """
+    row_shape = public_rows.shape[1:]
     wanted, apart = execution.grad_sample_mode, candidate.clipping == "per_layer"
     if wanted == "closed_form" and not (is_regression(module) and candidate.clipping == "flat"):
         raise InvalidInput(
@@ -66,6 +73,11 @@ def choose_mode(
             "grad_sample_mode functorch cannot clip layers apart in several processes; set it to auto, or "
             "processes to 1."
         )
+    with _one_at_a_time:
+        tried = "hooks" if wanted in ("auto", "closed_form") else wanted
+        if (network_digest, row_shape, tried) not in _fit:
+            require_trainable(module, public_rows, what=what, grad_sample_mode=tried)
+            _fit.add((network_digest, row_shape, tried))
     if wanted != "auto":
         return wanted, "as the recipe says"
     if is_regression(module) and candidate.clipping == "flat":
@@ -79,8 +91,17 @@ def choose_mode(
     key = (network_digest, row_shape, classes, rows, modes)
     with _one_at_a_time:
         if key not in _known:
-            _known[key] = _fastest(modes, module, candidate, objective, rows, row_shape, classes)
+            fit = [mode for mode in modes if mode == "hooks" or _is_fit(module, public_rows, mode)]
+            _known[key] = _fastest(fit, module, candidate, objective, rows, row_shape, classes)
         return _known[key], f"the fastest of {', '.join(modes)} in a trial on {rows} synthetic rows"
+
+
+def _is_fit(module: nn.Module, public_rows: np.ndarray, mode: str) -> bool:
+    try:
+        require_trainable(module, public_rows, what="The network", grad_sample_mode=mode)
+    except InvalidInput:
+        return False
+    return True
 
 
 def physical_batch_size(module: nn.Module, execution: Execution) -> int:
@@ -92,7 +113,7 @@ def physical_batch_size(module: nn.Module, execution: Execution) -> int:
 
 
 def _fastest(
-    modes: tuple[str, ...],
+    modes: Sequence[str],
     module: nn.Module,
     candidate: CandidateRecipe,
     objective: Objective,

@@ -26,7 +26,7 @@ class Monitor:
     Args:
         every: steps between two looks; the last step is always looked at.
         steps: of the whole run.
-        epsilon_after: the epsilon of the run's first so many steps, nats.
+        epsilon_after: the epsilon of the run's first so many steps, nats; None where its noise hides nothing.
         full_batch: then a batch's size, the number of private rows, is not told.
     """
 
@@ -37,7 +37,7 @@ class Monitor:
         steps: int,
         done: int,
         public_train: Rows,
-        epsilon_after: Callable[[int], float],
+        epsilon_after: Callable[[int], float] | None,
         full_batch: bool,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -78,7 +78,7 @@ class Monitor:
             "learning_rate": float(optimizer.param_groups[0]["lr"]),
             "steps_per_second": (step - before) / seconds,
         }
-        if step == self.steps or now >= self._epsilon_due:
+        if self.epsilon_after and (step == self.steps or now >= self._epsilon_due):
             metrics["epsilon_so_far"] = self.epsilon_after(step)
             computed = self.clock()
             self._epsilon_due = computed + RARELY * (computed - now)

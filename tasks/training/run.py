@@ -16,7 +16,7 @@ from tasks.recipes import CandidateRecipe, Recipe
 from tasks.training.batches import batches
 from tasks.training.checkpoints import Checkpoint, resume_key
 from tasks.training.clippers import Clipper
-from tasks.training.fitness import keep_frozen
+from tasks.training.fitness import FrozenPart, keep_frozen
 from tasks.training.group import Group
 from tasks.training.history import History
 from tasks.training.mode_choice import physical_batch_size
@@ -57,6 +57,7 @@ class Run:
         module: nn.Module,
         clipper: Clipper,
         history: History,
+        frozen: FrozenPart,
         run_id: str,
         group: Group,
     ) -> None:
@@ -67,6 +68,7 @@ class Run:
         self.module = module
         self.clipper = clipper
         self.history = history
+        self.frozen = frozen
         self.group = group
         self.rates = learning_rates(candidate)
         self.recorder = StepRecorder()
@@ -233,11 +235,13 @@ class Run:
             steps=self.candidate.steps,
             done=done,
             public_train=self.public_train,
-            epsilon_after=lambda step: self.history.epsilon(
-                self.history.charged(self.recorder.steps[:step], self.rates), self.stretches
-            ),
+            epsilon_after=self._epsilon if self.history.noise_is_secret else None,
             full_batch=self.candidate.is_full_batch,
         )
+
+    def _epsilon(self, step: int) -> float:
+        steps = self.history.charged(self.recorder.steps[:step], self.rates)
+        return self.history.epsilon(steps, self.stretches)
 
     def _rows_at_once(self) -> int | None:
         if self.clipper.mode == "closed_form" and self.recipe.execution.physical_batch_size is None:
@@ -265,6 +269,8 @@ class Run:
         keep_frozen(self.clipper.network)
 
     def _state(self) -> dict[str, Tensor]:
+        """The parameters, and whatever else a state dictionary holds, which training must not have changed."""
+        self.frozen.require_unchanged(self.module, f"Candidate {self.candidate.name}")
         return {name: tensor.detach().clone() for name, tensor in self.module.state_dict().items()}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import types
 import uuid
@@ -12,10 +13,16 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from pydantic import SecretStr
 
+from accounting.errors import InvalidInput
+from infra.settings import OWN_SERVICES
+from tasks.candidates import require_utilities
 from tasks.data import Rows, Splits
 from tasks.registry import fetch_candidate
 from tasks.services import Services, open_services
+from tasks.unfinished import OWN_DOING
+from tests.faults.proxy import PASS, Fault, proxy_before
 
 pytestmark = pytest.mark.system
 
@@ -59,16 +66,16 @@ def users_data(monkeypatch: pytest.MonkeyPatch) -> Splits:
 
 
 @pytest.fixture
-def train(stack: Any, tmp_path: Path) -> Iterator[Callable[[str], Any]]:
+def train(stack: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Run the flow in this process, against the stack's Prefect server; returns its final state."""
     from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
     from flows.train_portfolio import train_portfolio
 
-    def run(text: str) -> Any:
+    def run(text: str, **options: Any) -> Any:
         path = tmp_path / "recipe.yaml"
         path.write_text(text)
-        return train_portfolio(recipe=str(path), return_state=True)
+        return train_portfolio(recipe=str(path), return_state=True, **options)
 
     settings = {PREFECT_API_URL: stack.connections.prefect_api_url, PREFECT_HOME: tmp_path / "prefect"}
     with temporary_settings(settings):
@@ -81,7 +88,7 @@ def named(text: str = RECIPE) -> tuple[str, str]:
 
 
 def test_all_candidates_become_a_portfolio_version(
-    services: Services, train: Callable[[str], Any], users_data: Splits
+    services: Services, train: Callable[..., Any], users_data: Splits
 ) -> None:
     name, text = named()
     state = train(text)
@@ -127,7 +134,7 @@ def test_all_candidates_become_a_portfolio_version(
 
 
 def test_stated_utilities_and_twins_are_in_the_manifest(
-    services: Services, train: Callable[[str], Any], users_data: Splits
+    services: Services, train: Callable[..., Any], users_data: Splits
 ) -> None:
     name, text = named(RECIPE.replace("noise_multiplier: 20}", "noise_multiplier: 20, utility: 0.25}"))
     assert train(text).is_completed()
@@ -146,7 +153,11 @@ def test_stated_utilities_and_twins_are_in_the_manifest(
     page = artifact(services, f"portfolio-{name}")
     assert f"| {manifest.candidates[0].utility:.3f} |" in page
 
-    users_data.public_train.features[:] = 1.0  # nothing to tell rows to fit from rows to score
+    # Nothing to tell rows to fit from rows to score: one row, and then copies of another.
+    rows = [np.array([value / 16, 0.5, 0, 0], dtype="<f4") for value in range(1, 9)]
+    rows.sort(key=lambda row: hashlib.sha256(row.tobytes()).digest())
+    users_data.public_train.features[:] = rows[-1]
+    users_data.public_train.features[0] = rows[0]
     failed = train(text)
     assert failed.is_failed()
     assert (
@@ -155,7 +166,7 @@ def test_stated_utilities_and_twins_are_in_the_manifest(
     assert services.manifests.newest(name) == manifest
 
 
-def test_one_failure_leaves_no_portfolio_version(services: Services, train: Callable[[str], Any]) -> None:
+def test_one_failure_leaves_no_portfolio_version(services: Services, train: Callable[..., Any]) -> None:
     name, text = named(
         RECIPE.replace("clear: {noise_multiplier: 5}", "clear: {noise_multiplier: 1e30, learning_rate: 1e38}")
     )
@@ -172,8 +183,114 @@ def test_one_failure_leaves_no_portfolio_version(services: Services, train: Call
         "clear": "FAILED",
         "sampled": "FINISHED",
     }
+    # What had finished is not used again: whether a training diverges depends on its private rows and its noise.
+    assert state.name == OWN_DOING
+    assert train(text).name == OWN_DOING
+    ids = [run.info.run_id for run in services.mlflow.search_runs([experiment.experiment_id])]
+    assert len(set(ids)) == 6
     mended = train(text.replace("noise_multiplier: 1e30, learning_rate: 1e38", "noise_multiplier: 5"))
     assert mended.is_completed()
+
+
+def test_kept_checkpoints_become_candidates(
+    services: Services, train: Callable[..., Any], users_data: Splits
+) -> None:
+    name, text = named(
+        "public_twins: true\n"
+        + RECIPE.replace("noise_multiplier: 20}", "noise_multiplier: 20, keep_checkpoints: [2, 4]}")
+    )
+    state = train(text)
+    assert state.message == f"Portfolio {name}@1 is ready with 5 candidates."
+    manifest = services.manifests.newest(name)
+    assert manifest is not None
+    names = ["noisy", "noisy-at-2", "noisy-at-4", "clear", "sampled"]
+    assert [record.name for record in manifest.candidates] == names
+    whole, early, late, *_ = (
+        fetch_candidate(services.mlflow, manifest, record) for record in manifest.candidates
+    )
+    assert [one.trajectory.steps for one in (early, late, whole)] == [2, 4, 5]
+    assert {one.trajectory.segments[0].id for one in (early, late)} == {whole.trajectory.segments[0].id}
+    assert len({one.model for one in (early, late, whole)}) == 3
+    for record in manifest.candidates[1:3]:
+        run = services.mlflow.get_run(record.run_id)
+        assert run.data.tags["mlflow.parentRunId"] == manifest.candidates[0].run_id
+        assert run.data.tags["remerge.candidate"] == record.name
+        assert record.utility is None
+    page = artifact(services, f"portfolio-{name}")
+    assert "| noisy-at-2 | 2 | full batch | 20 | " in page
+    with pytest.raises(InvalidInput) as caught:
+        require_utilities(manifest, "public_twin")
+    assert caught.value.message == (
+        f"Selection public_twin compares candidates by utilities, but noisy-at-2, noisy-at-4 of {name}@1 are "
+        "checkpoints kept on the way, which have none: train the portfolio without `keep_checkpoints`, or set the "
+        "policy with `--selection noise`."
+    )
+    with pytest.raises(
+        InvalidInput, match=r"but noisy, clear, sampled of .* have no stated utility: state a"
+    ):
+        require_utilities(manifest, "stated")
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "used_again"),
+    [("", {}, 2), ("", {"fresh": True}, 0), ("delta: 1e-6", {}, 0)],
+    ids=["goes on", "fresh", "another recipe"],
+)
+def test_what_an_outage_left_is_used_by_the_same_training(
+    stack: Any,
+    services: Services,
+    train: Callable[..., Any],
+    users_data: Splits,
+    monkeypatch: pytest.MonkeyPatch,
+    change: str,
+    options: dict[str, Any],
+    used_again: int,
+) -> None:
+    name, text = named()
+    with monkeypatch.context() as patch, proxy_before(services.connections.mlflow_url) as proxy:
+        for field, value in services.connections:
+            if field in OWN_SERVICES:
+                patch.setenv(
+                    f"REMERGE_{field.upper()}",
+                    value.get_secret_value() if isinstance(value, SecretStr) else value,
+                )
+        patch.setenv("REMERGE_MLFLOW_URL", proxy.address)
+        patch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+        models: list[str] = []
+
+        def third_model_is_refused(method: str, path: str, writes: int) -> Fault:
+            del writes
+            if method == "PUT" and path.endswith("/model.safetensors"):
+                models.append(path)
+                return Fault(refuse=503) if len(models) == 3 else PASS
+            return PASS
+
+        proxy.obey(third_model_is_refused)
+        state = train(text)
+    assert state.message.startswith(
+        "MLflow failed while trying to log a run; try again when it and its store are"
+    )
+    assert state.name == "Failed"
+    experiment = services.mlflow.get_experiment_by_name(name)
+    before = services.mlflow.search_runs([experiment.experiment_id])
+    assert sorted(run.info.status for run in before) == ["FAILED", "FINISHED", "FINISHED"]
+
+    assert train(text.replace("delta: 1e-5", change or "delta: 1e-5"), **options).is_completed()
+    manifest = services.manifests.newest(name)
+    assert manifest is not None
+    finished = {run.info.run_id for run in before if run.info.status == "FINISHED"}
+    assert len(finished & {record.run_id for record in manifest.candidates}) == used_again
+    told = {
+        services.mlflow.get_run(record.run_id).data.tags.get("remerge.resumed", "")
+        for record in manifest.candidates
+    }
+    [sentence] = told  # each run of the training carries it
+    assert ("2 of 3 candidates are done, 1 starts anew; `remerge train --fresh`" in sentence) == bool(
+        used_again
+    )
+    trajectories = [fetch_candidate(services.mlflow, manifest, one).trajectory for one in manifest.candidates]
+    assert [run.steps for run in trajectories] == [5, 5, 5]
+    assert len({segment.id for run in trajectories for segment in run.segments}) == 3
 
 
 @pytest.mark.parametrize(
@@ -187,7 +304,7 @@ def test_one_failure_leaves_no_portfolio_version(services: Services, train: Call
     ],
 )
 def test_a_bad_recipe_fails_with_one_sentence(
-    services: Services, train: Callable[[str], Any], old: str, new: str, sentence: str
+    services: Services, train: Callable[..., Any], old: str, new: str, sentence: str
 ) -> None:
     name, text = named(RECIPE.replace(old, new))
     state = train(text)
@@ -198,7 +315,7 @@ def test_a_bad_recipe_fails_with_one_sentence(
 
 
 def test_a_private_record_among_the_public_ones_is_an_error(
-    services: Services, train: Callable[[str], Any], users_data: Splits
+    services: Services, train: Callable[..., Any], users_data: Splits
 ) -> None:
     users_data.public_train.features[3] = users_data.private.features[7]
     name, text = named()

@@ -16,20 +16,19 @@ from mlflow import MlflowClient
 from accounting.errors import InvalidInput
 from infra.documents import CandidateRecord, PortfolioManifest
 from infra.settings import StackDown
+from tasks.candidate_runs import fail_run, finish_run, start_run
 from tasks.data import data_record
+from tasks.live_run import LiveRun
 from tasks.mlflow_server import mlflow_client
 from tasks.models import initial_state
 from tasks.recipes import Recipe
 from tasks.registry import (
     CandidateCorrupted,
     CandidateMissing,
-    fail_run,
     fetch_candidate,
     fetch_trajectory,
-    finish_run,
     register_candidate,
     require_up,
-    start_run,
 )
 from tasks.training import TrainedCandidate, train_candidate
 
@@ -70,6 +69,7 @@ def registered(stack: Any, trained: Callable[[str], Any]) -> Registered:
     client = mlflow_client(stack.connections)
     recipe, result, splits = trained("run")
     run_id = start_run(client, recipe, recipe.candidate("only"), flow_run_id=None)
+    LiveRun(client, run_id).finish(result.metrics)
     finish_run(client, run_id, recipe, result)
     record = register_candidate(client, run_id, recipe, result)
     manifest = PortfolioManifest(
@@ -115,7 +115,8 @@ def test_what_a_run_shows(registered: Registered) -> None:
     assert files == {"model.safetensors", "trajectory.json", "network.json", "recipe.json"}
     assert len(client.get_metric_history(run_id, "private/loss")) == 12
     plain = {name for name in run.data.metrics if not name.startswith("private/")}
-    assert plain == {"public_train_accuracy"}
+    assert plain == {"public_train_accuracy", "epsilon_so_far", "learning_rate", "steps_per_second"}
+    assert {metric.step for metric in client.get_metric_history(run_id, "private/loss")} == set(range(1, 13))
     version = client.get_model_version(registered.recipe.name, "1")
     assert version.run_id == run_id
     assert version.tags["remerge.candidate"] == "only"

@@ -17,6 +17,7 @@ from opacus import GradSampleModule
 from opacus.optimizers import DPOptimizer
 
 from accounting.errors import InvalidInput
+from accounting.joint_release import single_run
 from tasks.data import Rows
 from tasks.models import build, initial_state, state_bytes, state_from_bytes
 from tasks.training import TrainedCandidate, train_candidate
@@ -290,10 +291,13 @@ def test_private_metrics_are_marked(small_portfolio: Build) -> None:
     assert {name for name in names if not name.startswith("private/")} == {
         "step",
         "public_train_accuracy",
-        "epsilon_so_far",
         "learning_rate",
         "steps_per_second",
     }
+    secret = train(small_portfolio(max_grad_norm=0.3), noise_generator=None)
+    epsilons = [step["epsilon_so_far"] for step in secret.metrics if "epsilon_so_far" in step]
+    assert epsilons == sorted(epsilons)
+    assert epsilons[-1] == single_run(secret.trajectory).epsilon(1e-5)
     assert trained.metrics[-1]["private/clipping_rate"] > 0.5
     assert trained.metrics[-1]["private/gradient_norm_max"] <= 2**0.5 + 1e-6
     assert trained.public_train_accuracy == trained.metrics[-1]["public_train_accuracy"]

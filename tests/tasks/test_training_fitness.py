@@ -368,6 +368,53 @@ def test_a_layer_used_twice_passes_but_not_under_ghost_clipping() -> None:
         tried(module, mode="ghost")
 
 
+def test_infinities_and_whole_numbers_inside_are_no_hindrance_and_hide_nothing() -> None:
+    class Ranks(nn.Module):
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return rows.argsort(dim=1)
+
+    class Masked(nn.Module):
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return rows.masked_fill(rows < 0, -torch.inf)
+
+    def forward(network: Any, rows: torch.Tensor) -> torch.Tensor:
+        inner = network.body(rows)
+        return network.head(inner + network.ranks(rows)[:, :4] + network.masked(inner).exp())
+
+    parts = {"body": nn.Linear(6, 4), "ranks": Ranks(), "masked": Masked(), "head": nn.Linear(4, 3)}
+    tried(of_parts(forward, **parts))
+
+    def mixing(network: Any, rows: torch.Tensor) -> torch.Tensor:
+        return forward(network, rows + 1e-5 * rows.mean(dim=0))
+
+    with pytest.raises(InvalidInput, match="depends on the other records"):
+        tried(of_parts(mixing, **parts))
+
+
+def test_a_network_that_stands_no_other_parameters_than_its_first_is_tried_at_those() -> None:
+    def forward(network: Any, rows: torch.Tensor) -> torch.Tensor:
+        return network.head(rows * network.widths.weight[0].sqrt())
+
+    def mixing(network: Any, rows: torch.Tensor) -> torch.Tensor:
+        return forward(network, rows - rows.mean(dim=0))
+
+    for run, sentence in (
+        (forward, "finds no gradient of each record for `widths.weight`"),
+        (mixing, "depends on"),
+    ):
+        widths = nn.Linear(6, 1, bias=False)
+        nn.init.constant_(widths.weight, 1e-3)  # its square root is NaN a little below
+        with pytest.raises(InvalidInput, match=sentence):
+            tried(of_parts(run, head=nn.Linear(6, 3), widths=widths))
+
+
+def test_scores_that_are_not_finite_are_told() -> None:
+    module = softmax_regression(6, 3)
+    nn.init.constant_(module.weight, torch.nan)
+    with pytest.raises(InvalidInput, match="gives scores that are NaN or infinite"):
+        tried(module)
+
+
 def test_rows_that_are_all_the_same_try_nothing() -> None:
     with pytest.raises(InvalidInput, match="all the same"):
         tried(softmax_regression(6, 3), np.ones((4, 6), dtype=np.float32))

@@ -1,0 +1,1 @@
+"""Data and a network of one's own, for remerge."""
