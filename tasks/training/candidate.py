@@ -67,6 +67,23 @@ def train_candidate(
         TrainingFailed: the parameters are not finite at the end.
         InvalidInput: the network does not fit the data or private training, or the checkpoint another run.
     """
+    injected = noise is not None or noise_generator is not None or sampling_generator is not None
+    if recipe.execution.processes > 1 and group is ALONE and not injected:
+        from tasks.training.distributed import train_together
+
+        return train_together(
+            candidate,
+            processes=recipe.execution.processes,
+            recipe=recipe,
+            splits=splits,
+            initial=initial,
+            run_id=run_id,
+            data_digest=data_digest,
+            on_step=on_step,
+            on_monitor=on_monitor,
+            on_checkpoint=on_checkpoint,
+            resume_from=resume_from,
+        )
     _silence_known_warnings()
     private, enforced = splits.private, splits.enforced
     if private is None or enforced is None:

@@ -59,14 +59,19 @@ def choose_mode(
         InvalidInput: the network is not fit, or the mode that the recipe asks for is not one for it or its clipping.
     """
     row_shape = public_rows.shape[1:]
-    wanted = execution.grad_sample_mode
+    wanted, apart = execution.grad_sample_mode, candidate.clipping == "per_layer"
     if wanted == "closed_form" and not (is_regression(module) and candidate.clipping == "flat"):
         raise InvalidInput(
             "grad_sample_mode closed_form is for softmax and logistic regression with flat clipping; set it to auto."
         )
-    if wanted == "ghost" and candidate.clipping == "per_layer":
+    if wanted == "ghost" and apart:
         raise InvalidInput(
             "grad_sample_mode ghost cannot clip layers apart; set it to auto, or clipping to flat."
+        )
+    if wanted == "functorch" and apart and execution.processes > 1:
+        raise InvalidInput(
+            "grad_sample_mode functorch cannot clip layers apart in several processes; set it to auto, or "
+            "processes to 1."
         )
     with _one_at_a_time:
         tried = "hooks" if wanted in ("auto", "closed_form") else wanted
@@ -77,11 +82,13 @@ def choose_mode(
         return wanted, "as the recipe says"
     if is_regression(module) and candidate.clipping == "flat":
         return "closed_form", "a regression's gradients have norms of a closed form"
-    modes = ("hooks", "functorch") if candidate.clipping == "per_layer" else ("hooks", "ghost", "functorch")
+    modes: tuple[str, ...] = ("hooks", "functorch") if apart else ("hooks", "ghost", "functorch")
+    if apart and execution.processes > 1:
+        modes = ("hooks",)
     rows = min(
         TRIAL_ROWS, max(1, round(candidate.expected_batch_size)), physical_batch_size(module, execution)
     )
-    key = (network_digest, row_shape, classes, rows, candidate.clipping)
+    key = (network_digest, row_shape, classes, rows, modes)
     with _one_at_a_time:
         if key not in _known:
             fit = [mode for mode in modes if mode == "hooks" or _is_fit(module, public_rows, mode)]

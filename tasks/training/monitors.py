@@ -99,12 +99,17 @@ class Monitor:
 
 
 def _noise(clipper: Clipper) -> dict[str, float]:
-    """L2 norms of the last update before the learning rate: the whole of it, and its noise alone."""
+    """L2 norms of the last update before the learning rate: the whole of it, and its noise alone.
+
+    Of several processes, the first one knows its own sum only, so the noise alone is not told.
+    """
     import torch
 
     optimizer = clipper.optimizer
     divisor = float(optimizer.expected_batch_size * optimizer.accumulated_iterations)
     noisy = torch.cat([p.grad.flatten() for p in optimizer.params])
+    if getattr(optimizer, "world_size", 1) > 1:
+        return {f"{PRIVATE}noisy_gradient_norm": float(noisy.norm())}
     clean = torch.cat([p.summed_grad.flatten() for p in optimizer.params]) / divisor
     return {
         f"{PRIVATE}noisy_gradient_norm": float(noisy.norm()),

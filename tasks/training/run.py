@@ -143,7 +143,7 @@ class Run:
         ):
             optimizer.zero_grad()
             self.clipper.backward(features.to(device), labels.to(device))
-            monitor.see(self.clipper, len(labels), look=monitor.due(done + 1))
+            monitor.see(self.clipper, len(labels), look=self.group.leads and monitor.due(done + 1))
             rows_seen += len(labels)
             optimizer.param_groups[0]["lr"] = self.rates[done]
             optimizer.step()
@@ -158,7 +158,7 @@ class Run:
                 on_monitor(done, dict(self.metrics[-1]))
             if done in candidate.keep_checkpoints:
                 self.kept[done] = self._state()
-            stop = self.group.agreed(self._stops(done))
+            stop = self._stops(done)
             self._training_mode()
             on_step(done)
             if stop or done == candidate.steps:
@@ -250,12 +250,15 @@ class Run:
 
     def _stops(self, done: int) -> bool:
         settings = self.candidate.early_stopping
-        if settings is None or not self.group.leads:
+        if settings is None:
             return False
         if done % settings.every and done != self.candidate.steps:
             return False
-        accuracy = share_right(self.module, self.public_train)
-        return self.progress.saw(done, accuracy, self._state(), settings)
+        stop = False
+        if self.group.leads:
+            accuracy = share_right(self.module, self.public_train)
+            stop = self.progress.saw(done, accuracy, self._state(), settings)
+        return self.group.agreed(stop)
 
     def _save_now(self, done: int, seconds: float) -> bool:
         every = self.recipe.execution.checkpoint_every
