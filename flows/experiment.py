@@ -14,7 +14,7 @@ app = typer.Typer(no_args_is_help=True, help="Train on published data and write 
 out = Console()
 
 MNIST_RECIPE = Path("infra/portfolios/mnist.yaml")
-MNIST_BUDGETS = (0.02, 0.045, 0.09, 0.18, 0.35, 0.7, 1.5, 3.0)
+MNIST_BUDGETS = (0.045, 0.09, 0.18, 0.35, 0.7, 1.5, 3.0)
 
 
 @app.command()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from accounting.errors import AccountingError
+from accounting.errors import RemergeError
 from accounting.joint_release import single_run
 from accounting.words import rounded_up
 from infra.documents import Policy, PortfolioManifest
@@ -127,7 +127,7 @@ def _budget_row(
     )
     try:
         plan = solve_policy(policy, accountable(manifest, policy, loaded))
-    except AccountingError:
+    except RemergeError:  # nothing on offer is so private
         return f"{budget:g}", alone, "none", "", "", "", ""
     merged = linear_combination({name: loaded[name].model for name in plan.weights}, plan.weights)
     reached = accuracy(manifest.network, merged, rows)

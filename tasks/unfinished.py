@@ -50,6 +50,7 @@ from tasks.stored_checkpoints import (
     put_checkpoint,
     read_checkpoint,
 )
+from tasks.training.processes import ProcessLost
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -137,7 +138,9 @@ def find_unfinished(services: Services, recipe: Recipe, key: str) -> Unfinished 
 
 def was_interrupted(error: BaseException) -> bool:
     """Whether a training was stopped from outside, whatever its data. In doubt it was not."""
-    return isinstance(error, StackDown) or not isinstance(error, Exception)
+    if isinstance(error, StackDown | ProcessLost):
+        return error.retryable
+    return not isinstance(error, Exception)
 
 
 def _newest_training(client: MlflowClient, portfolio: str) -> list[Run]:

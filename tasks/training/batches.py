@@ -25,6 +25,7 @@ def batches(
     physical_batch_size: int | None,
     optimizer: DPOptimizer,
     generator: torch.Generator,
+    device: str = "cpu",
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches of features and labels, for ever; a Poisson batch may be empty.
 
@@ -33,13 +34,14 @@ def batches(
 
     Args:
         generator: of the Poisson coins.
+        device: where a whole batch, always the same, is kept; others are made on the CPU.
     """
     from opacus.utils.batch_memory_manager import BatchMemoryManager
 
     stored = _Stored(rows)
     full_batch = sampling_probability == 1.0
     if full_batch and (physical_batch_size is None or physical_batch_size >= len(stored)):
-        return repeat((stored.features, stored.labels))
+        return repeat((stored.features.to(device), stored.labels.to(device)))
     loader = _loader(stored, sampling_probability, generator)
     if physical_batch_size is not None:
         manager = BatchMemoryManager(

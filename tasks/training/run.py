@@ -140,6 +140,7 @@ class Run:
             physical_batch_size=self._rows_at_once(),
             optimizer=optimizer,
             generator=coins,
+            device=device,
         ):
             optimizer.zero_grad()
             self.clipper.backward(features.to(device), labels.to(device))
