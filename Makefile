@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test faults bench bench-merging bench-promotion gain lint format lock schemas clean
+.PHONY: help install demo test faults bench bench-merging bench-promotion bench-training gain lint format lock schemas clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,12 +30,16 @@ test: $(STAMP) ## the whole test suite, on the real stack
 faults: $(STAMP) ## kill, cut off, damage and race everything on the real stack, and print what was lost: nothing (an hour and a quarter)
 	@$(BIN)/python -m pytest -n 0 -m "" --keep-table docs/reliability.md tests/faults tests/system/test_reconcile.py $(ARGS)
 
-bench: $(STAMP) ## how fast accounting and merging are, beside their targets (a few minutes, 5 GB of disk)
+bench: $(STAMP) ## how fast accounting, training and merging are, beside their targets (many minutes, 5 GB of disk)
 	@$(BIN)/python -m tests.benchmarks.bench_accounting $(ARGS)
+	@$(BIN)/python -m tests.benchmarks.bench_training $(ARGS)
 	@$(BIN)/python -m tests.benchmarks.bench_merging $(ARGS)
 
 bench-promotion: $(STAMP) ## from policy.changed to the switched pointer, part by part (two minutes)
 	@$(BIN)/python -m tests.benchmarks.bench_promotion $(ARGS)
+
+bench-training: $(STAMP) ## what a private step costs, beside the same step without privacy and plain Opacus (minutes)
+	@$(BIN)/python -m tests.benchmarks.bench_training $(ARGS)
 
 bench-merging: $(STAMP) ## how fast files are merged, beside cat (5 GB of disk; ARGS="--size 50" for less)
 	@$(BIN)/python -m tests.benchmarks.bench_merging $(ARGS)
