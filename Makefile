@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 .PHONY: help install demo test faults bench bench-merging bench-promotion bench-training gain lint format lock schemas clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): requirements.lock requirements-nodeps.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "remerge needs Python 3.11 or newer; name one with `make PYTHON=python3.12 ...`")'
