@@ -140,7 +140,7 @@ def _seconds(
 
 
 def _beside(module: nn.Module) -> nn.Module:
-    """A copy a little beside the initial parameters: a layer that starts at zero would hide what lies below it."""
+    """A copy beside the initial parameters: a layer that starts at zero would hide what lies below it."""
     import torch
 
     copied = copy.deepcopy(module)
@@ -148,8 +148,9 @@ def _beside(module: nn.Module) -> nn.Module:
     with torch.no_grad():
         for tensor in copied.parameters():
             if tensor.requires_grad:
-                size = max(float(tensor.square().mean().sqrt()), 0.1)
-                tensor += 0.1 * size * torch.randn(tensor.shape, generator=numbers, dtype=tensor.dtype)
+                usual = (len(tensor) / tensor.numel()) ** 0.5 if tensor.ndim > 1 and tensor.numel() else 0.1
+                size = max(float(tensor.square().mean().sqrt()), usual)
+                tensor += size * torch.randn(tensor.shape, generator=numbers).to(tensor) / 2
     return copied
 
 

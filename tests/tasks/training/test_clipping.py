@@ -95,14 +95,11 @@ def odd_rows(seed: int, count: int = 12) -> Rows:
 
 
 MODES = [
-    (mode, clipping)
-    for mode, clipping in [
-        ("hooks", "flat"),
-        ("functorch", "flat"),
-        ("ghost", "flat"),
-        ("hooks", "per_layer"),
-        ("functorch", "per_layer"),
-    ]
+    ("hooks", "flat"),
+    ("functorch", "flat"),
+    ("ghost", "flat"),
+    ("hooks", "per_layer"),
+    ("functorch", "per_layer"),
 ]
 
 
@@ -121,7 +118,7 @@ def test_a_record_alone(name: str, mode: str, clipping: str) -> None:
             lengths.append(norm(expected))
             assert norm(found) <= limit * (1 + 1e-5)
             for part, right in zip(found, expected, strict=True):
-                assert torch.allclose(part, right, rtol=1e-3, atol=1e-5 * lengths[-1] + 1e-12)
+                assert torch.allclose(part, right, rtol=1e-3, atol=1e-6 * norm(true))
     assert max(lengths) > 0.99 * LIMIT  # some are clipped
     if name == "dead_start":
         assert min(lengths) == 0
@@ -151,44 +148,43 @@ def test_a_regression_s_record(mode: str) -> None:
         one = Rows(features=rows.features[index : index + 1], labels=rows.labels[index : index + 1])
         torch.manual_seed(1)
         module = softmax_regression(5, 3)
-        right = clipped(gradients(softmax_with(module), one, 0), candidate)
+        right = clipped(gradients(in_float64(module), one, 0), candidate)
         found = moved(module, mode, one, candidate)
         assert norm(found) <= LIMIT * (1 + 1e-5)
         assert torch.allclose(found[0], right[0], rtol=1e-3, atol=1e-12)
 
 
-def softmax_with(module: nn.Module) -> nn.Module:
+def in_float64(module: nn.Module) -> nn.Module:
     import copy
 
     return copy.deepcopy(module).double()
 
 
 @pytest.mark.parametrize("places", [2, 50])
-@pytest.mark.parametrize("size", [1.0, 1e2, 1e4])
-def test_places_that_nearly_cancel_are_not_underestimated(places: int, size: float) -> None:
-    """One linear layer, seen at places that nearly cancel: Opacus's own ghost rule gives 0 for norms of 200."""
+def test_places_that_nearly_cancel_are_not_underestimated(places: int) -> None:
+    """One linear layer, seen at places that nearly cancel: Opacus's own ghost rule gives 0 for some norms."""
 
     class Contrast(nn.Module):
-        """The first place's result less the last one's."""
+        """The first place's result less the last one's, enlarged."""
 
-        def __init__(self) -> None:
+        def __init__(self, scale: float) -> None:
             super().__init__()
-            self.layer = nn.Linear(3, 3)
+            self.layer, self.scale = nn.Linear(3, 3), scale
 
         def forward(self, rows: Tensor) -> Tensor:
             given = self.layer(rows)
-            return given[:, 0] - given[:, -1]
+            return self.scale * (given[:, 0] - given[:, -1])
 
     numbers = np.random.default_rng(4)
     for nearness in (1e-1, 1e-2, 1e-3, 1e-4):
-        torch.manual_seed(2)
-        module = Contrast()
         base = numbers.normal(size=(8, 1, 3))
-        features = size * (base + nearness * numbers.normal(size=(8, places, 3)))
+        features = base + nearness * numbers.normal(size=(8, places, 3))
         rows = Rows(features=features.astype(np.float32), labels=numbers.integers(3, size=8))
         for index in range(8):
             one = Rows(features=rows.features[index : index + 1], labels=rows.labels[index : index + 1])
-            true = norm(gradients(softmax_with(module), one, 0))
+            torch.manual_seed(2)
+            module = Contrast(1 / nearness)
+            true = norm(gradients(in_float64(module), one, 0))
             limit = true / 3
             found = norm(moved(module, "ghost", one, candidate_of(max_grad_norm=limit)))
             assert found <= limit * (1 + 1e-3)
@@ -270,10 +266,10 @@ def test_nothing_is_left_over_from_one_step_to_the_next(mode: str, physical: int
     """Ordinary, empty, ordinary batches: each sum is that of its own rows alone."""
     from tasks.models import softmax_regression
 
-    rows, candidate = odd_rows(7), candidate_of(steps=9, sampling_probability=0.2, learning_rate=1e-30)
+    rows, candidate = odd_rows(7), candidate_of(steps=9, sampling_probability=0.12, learning_rate=1e-30)
     torch.manual_seed(1)
     module = softmax_regression(5, 3)
-    plain = softmax_with(module)
+    plain = in_float64(module)
     sums: list[Tensor] = []
 
     class Watching(NoNoise):
@@ -286,7 +282,7 @@ def test_nothing_is_left_over_from_one_step_to_the_next(mode: str, physical: int
     generator = torch.Generator().manual_seed(11)
     expected, sizes = [torch.zeros(3, 5, dtype=torch.float64)], [0]
     for features, labels in batches(
-        rows, sampling_probability=0.2, physical_batch_size=physical, optimizer=way.optimizer, generator=generator
+        rows, sampling_probability=0.12, physical_batch_size=physical, optimizer=way.optimizer, generator=generator
     ):
         way.optimizer.zero_grad()
         way.backward(features, labels)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import math
 import multiprocessing
-import os
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -213,16 +210,3 @@ def test_forked_processes_draw_other_noise() -> None:
         drawn.append(here.recv())
         child.join(60)
     assert len({number for numbers in drawn for number in numbers}) == 12
-
-
-def test_fresh_processes_draw_other_noise() -> None:
-    """Seen on the stream that the numbers are made of, so that the processes need no torch."""
-    script = "from tasks.training.noise import SecureNoise; print(SecureNoise()._stream.update(bytes(16)))"
-    environment = {**os.environ, "PYTHONHASHSEED": "0"}
-    drawn = {
-        subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True
-        ).stdout
-        for _ in range(2)
-    }
-    assert len(drawn) == 2
