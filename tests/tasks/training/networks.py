@@ -68,3 +68,7 @@ class ScaledLinear(nn.Module):
 
 def users_own_layer() -> nn.Module:
     return nn.Sequential(ScaledLinear(5, 4), nn.Linear(4, 3))
+
+
+def with_dropout() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Dropout(0.5), nn.Linear(16, 3))
