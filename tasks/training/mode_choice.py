@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 TRIAL_ROWS = 128  # at most
 ROUNDS = 2  # timed, after one that is not
 TOO_SLOW = 1.5  # a mode whose first round takes so many times the best one's is not tried again
-AGREEMENT = 1e-3  # relative: how far a mode's clipped sum, and each record's norm, may be from Opacus's own rules
+AGREEMENT = (
+    1e-3  # relative: how far a mode's clipped sum, and each record's norm, may be from Opacus's own rules
+)
 MEMORY = 2**31  # bytes that the gradients of all rows held at once may take
 MOST_ROWS = 512  # held at once, unless the recipe says otherwise
 

@@ -173,6 +173,7 @@ class Story:
                 if not own:
                     return  # stopped early
                 yield [
-                    torch.frombuffer(bytearray(draw), dtype=torch.float64).reshape(parameter.shape) * deviation
+                    torch.frombuffer(bytearray(draw), dtype=torch.float64).reshape(parameter.shape)
+                    * deviation
                     for draw, parameter in zip(own, parameters, strict=True)
                 ]

@@ -26,7 +26,9 @@ def convolutions() -> nn.Module:
 
 def sequence() -> nn.Module:
     """The five numbers as five places of a sequence, each seen by the same linear layer."""
-    return nn.Sequential(nn.Unflatten(1, (5, 1)), nn.Linear(1, 3), nn.Tanh(), _MeanOfPlaces(), nn.Linear(3, 3))
+    return nn.Sequential(
+        nn.Unflatten(1, (5, 1)), nn.Linear(1, 3), nn.Tanh(), _MeanOfPlaces(), nn.Linear(3, 3)
+    )
 
 
 class _MeanOfPlaces(nn.Module):

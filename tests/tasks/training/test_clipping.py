@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,16 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from tasks.data import Rows
-from tasks.models import build, initial_state
+from tasks.models import build, initial_state, softmax_regression, state_from_bytes
 from tasks.objective import CROSS_ENTROPY
 from tasks.randomness import unpredictable_generator
 from tasks.recipes import CandidateRecipe
 from tasks.training.batches import batches
 from tasks.training.clippers import clipper
 from tasks.training.optimizers import private_optimizer
+from tasks.training.sequence_norms import linear_norms
 from tests.tasks.training import networks
 from tests.tasks.training.by_hand import clipped, gradients
-from tests.tasks.training.test_reference import network
+from tests.tasks.training.test_reference import network, train
 
 Build = Callable[..., Any]
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
@@ -132,7 +134,9 @@ def test_together_each_record_is_clipped_by_itself(name: str, mode: str, clippin
     found = moved(fresh(name), mode, rows, candidate)
     total = [torch.zeros_like(part) for part in found]
     for index in range(len(rows)):
-        for sum_, part in zip(total, clipped(gradients(fresh(name).double(), rows, index), candidate), strict=True):
+        for sum_, part in zip(
+            total, clipped(gradients(fresh(name).double(), rows, index), candidate), strict=True
+        ):
             sum_ += part
     for part, right in zip(found, total, strict=True):
         assert torch.allclose(part, right, rtol=1e-3, atol=1e-4)
@@ -141,8 +145,6 @@ def test_together_each_record_is_clipped_by_itself(name: str, mode: str, clippin
 
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost", "closed_form"])
 def test_a_regression_s_record(mode: str) -> None:
-    from tasks.models import softmax_regression
-
     rows, candidate = odd_rows(3), candidate_of()
     for index in range(len(rows)):
         one = Rows(features=rows.features[index : index + 1], labels=rows.labels[index : index + 1])
@@ -155,8 +157,6 @@ def test_a_regression_s_record(mode: str) -> None:
 
 
 def in_float64(module: nn.Module) -> nn.Module:
-    import copy
-
     return copy.deepcopy(module).double()
 
 
@@ -194,22 +194,24 @@ def test_places_that_nearly_cancel_are_not_underestimated(places: int) -> None:
 @pytest.mark.parametrize("shape", [(4, 3), (4, 2, 3), (4, 40, 3), (2, 3, 4, 3), (3, 1, 3)])
 def test_norms_of_linear_layers_over_any_number_of_places(shape: tuple[int, ...]) -> None:
     """Also for four dimensions, for which Opacus's rule has no answer."""
-    from tasks.training.sequence_norms import linear_norms
-
     torch.manual_seed(3)
     layer = nn.Linear(3, 5)
     seen, given = torch.randn(shape), torch.randn(*shape[:-1], 5)
     norms = linear_norms(layer, [seen], given)
     for row in range(shape[0]):
         places = seen[row].reshape(-1, 3).double(), given[row].reshape(-1, 5).double()
-        assert float(norms[layer.weight][row]) == pytest.approx(float((places[1].T @ places[0]).norm()), rel=1e-5)
+        assert float(norms[layer.weight][row]) == pytest.approx(
+            float((places[1].T @ places[0]).norm()), rel=1e-5
+        )
         assert float(norms[layer.bias][row]) == pytest.approx(float(places[1].sum(0).norm()), rel=1e-5)
     layer.bias.requires_grad_(False)
     assert set(linear_norms(layer, [seen], given)) == {layer.weight}
 
 
 def test_ghost_clipping_changes_opacus_s_rules_for_its_own_network_only() -> None:
-    from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleHooksFastGradientClipping
+    from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import (
+        GradSampleHooksFastGradientClipping,
+    )
     from opacus.grad_sample.linear import compute_linear_norm_sample
 
     clipper("ghost", fresh("perceptron"), candidate_of(), CROSS_ENTROPY, noise=NoNoise())
@@ -250,8 +252,6 @@ def test_large_images_with_groups_and_strides() -> None:
 @pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost", "closed_form"])
 def test_what_is_not_a_number_never_passes_as_one(mode: str) -> None:
     """A gradient that overflows makes the step useless or adds nothing; it never adds more than C."""
-    from tasks.models import softmax_regression
-
     for size in (1e19, 1e30, 3e38):
         torch.manual_seed(1)
         rows = Rows(features=np.full((1, 5), size, dtype=np.float32), labels=np.array([0]))
@@ -264,8 +264,6 @@ def test_what_is_not_a_number_never_passes_as_one(mode: str) -> None:
 @pytest.mark.parametrize("physical", [None, 3])
 def test_nothing_is_left_over_from_one_step_to_the_next(mode: str, physical: int | None) -> None:
     """Ordinary, empty, ordinary batches: each sum is that of its own rows alone."""
-    from tasks.models import softmax_regression
-
     rows, candidate = odd_rows(7), candidate_of(steps=9, sampling_probability=0.12, learning_rate=1e-30)
     torch.manual_seed(1)
     module = softmax_regression(5, 3)
@@ -282,7 +280,11 @@ def test_nothing_is_left_over_from_one_step_to_the_next(mode: str, physical: int
     generator = torch.Generator().manual_seed(11)
     expected, sizes = [torch.zeros(3, 5, dtype=torch.float64)], [0]
     for features, labels in batches(
-        rows, sampling_probability=0.12, physical_batch_size=physical, optimizer=way.optimizer, generator=generator
+        rows,
+        sampling_probability=0.12,
+        physical_batch_size=physical,
+        optimizer=way.optimizer,
+        generator=generator,
     ):
         way.optimizer.zero_grad()
         way.backward(features, labels)
@@ -360,7 +362,12 @@ def test_each_row_is_in_a_batch_with_its_own_probability() -> None:
 
 
 def test_the_divisor_and_the_noise_are_the_recipe_s_whatever_the_batch() -> None:
-    for clipping, mode in (("flat", "hooks"), ("per_layer", "hooks"), ("flat", "ghost"), ("flat", "closed_form")):
+    for clipping, mode in (
+        ("flat", "hooks"),
+        ("per_layer", "hooks"),
+        ("flat", "ghost"),
+        ("flat", "closed_form"),
+    ):
         candidate = candidate_of(expected_batch_size=7.5, noise_multiplier=1.3, clipping=clipping)
         optimizer = private_optimizer(fresh("perceptron"), candidate, mode=mode, noise=NoNoise())
         assert optimizer.expected_batch_size == 7.5
@@ -374,8 +381,6 @@ def test_the_divisor_and_the_noise_are_the_recipe_s_whatever_the_batch() -> None
 
 def test_one_record_more_moves_a_trained_step_no_further_than_accounted(small_portfolio: Build) -> None:
     """Through train_candidate itself: one step with and without a record, each mode, B = 10."""
-    from tests.tasks.training.test_reference import train
-
     for mode in ("hooks", "functorch", "ghost"):
         small = small_portfolio(
             **network("convolutions"),
@@ -390,9 +395,9 @@ def test_one_record_more_moves_a_trained_step_no_further_than_accounted(small_po
         initial = initial_state(small.recipe.network, small.recipe.initialisation_seed)
         names = [name for name, _ in build(small.recipe.network).named_parameters()]
 
-        def step(private: Rows, small: Any = small, names: list[str] = names, initial: Any = initial) -> Tensor:
-            from tasks.models import state_from_bytes
-
+        def step(
+            private: Rows, small: Any = small, names: list[str] = names, initial: Any = initial
+        ) -> Tensor:
             model = state_from_bytes(train(small, splits=replace(small.splits, private=private)).model)
             return torch.cat([(model[name] - initial[name]).double().flatten() for name in names])
 

@@ -88,9 +88,21 @@ def test_what_the_recipe_says_is_done(small_portfolio: Build) -> None:
 @pytest.mark.parametrize(
     ("mode", "changes", "sentence"),
     [
-        ("closed_form", network("perceptron"), "closed_form is for softmax and logistic regression with flat"),
-        ("closed_form", {"clipping": "per_layer"}, "closed_form is for softmax and logistic regression with flat"),
-        ("ghost", {"clipping": "per_layer"}, "ghost cannot clip layers apart; set it to auto, or clipping to flat"),
+        (
+            "closed_form",
+            network("perceptron"),
+            "closed_form is for softmax and logistic regression with flat",
+        ),
+        (
+            "closed_form",
+            {"clipping": "per_layer"},
+            "closed_form is for softmax and logistic regression with flat",
+        ),
+        (
+            "ghost",
+            {"clipping": "per_layer"},
+            "ghost cannot clip layers apart; set it to auto, or clipping to flat",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_refused(
@@ -117,7 +129,9 @@ def right_gradients(layer: Any, activations: list[Tensor], backprops: Tensor) ->
 
 
 @pytest.mark.parametrize("limit", [0.1, 1000.0])
-def test_ghost_clipping_with_wrong_norms_is_out(small_portfolio: Build, own_rules: None, limit: float) -> None:
+def test_ghost_clipping_with_wrong_norms_is_out(
+    small_portfolio: Build, own_rules: None, limit: float
+) -> None:
     """Also where nothing is clipped, so that the sums are equal; it would be released unclipped later."""
     register_grad_sampler(networks.ScaledLinear)(right_gradients)
     register_norm_sampler(networks.ScaledLinear)(halved_norms)
@@ -188,7 +202,9 @@ def test_the_trial_leaves_nothing_behind(small_portfolio: Build) -> None:
     random = torch.get_rng_state()
     chosen = choose(small, module)
     assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
-    assert all(parameter.grad is None and not hasattr(parameter, "grad_sample") for parameter in module.parameters())
+    assert all(
+        parameter.grad is None and not hasattr(parameter, "grad_sample") for parameter in module.parameters()
+    )
     assert not any(layer._forward_hooks for layer in module.modules())
     assert torch.equal(random, torch.get_rng_state())
     (seconds,) = mode_choice._known.values()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import multiprocessing
+import pickle
+import random
 from typing import Any
 
 import numpy as np
@@ -93,7 +96,9 @@ def test_a_pair_is_the_point_of_that_radius_and_angle() -> None:
 def test_never_the_same_twice_within_between_and_across_calls() -> None:
     """53-bit numbers: among 20,000 an accidental repetition has a chance below 10^-7."""
     one, other = SecureNoise(), SecureNoise()
-    drawn = torch.cat([source.standard_normal(2_500) for source in (one, other, one, other) for _ in range(2)])
+    drawn = torch.cat(
+        [source.standard_normal(2_500) for source in (one, other, one, other) for _ in range(2)]
+    )
     assert len(set(drawn.tolist())) == len(drawn) == 20_000
 
 
@@ -134,7 +139,7 @@ def test_the_sum_is_made_in_float64_and_rounded_once() -> None:
     just_above, just_below = source.added(total, (2 + 1e-7) / unit), source.added(total, (2 - 1e-7) / unit)
     assert just_above.dtype == torch.float32
     assert (float(just_above[0]), float(just_below[0])) == (2.0**25 + 8, 2.0**25 + 4)
-    assert float(np.float32((2 + 1e-7))) == 2  # the noise alone, rounded first, would not decide anything
+    assert float(np.float32(2 + 1e-7)) == 2  # the noise alone, rounded first, would not decide anything
     wide = source.added(total.double(), 1.0)
     assert wide.dtype == torch.float64
     assert float(wide[0]) == 2.0**25 + 4 + unit
@@ -157,8 +162,6 @@ def test_the_total_is_left_alone_and_every_entry_gets_its_own(source: Any) -> No
 
 def test_nothing_else_that_is_random_reaches_it() -> None:
     """Neither torch's nor Python's nor numpy's seeds make two sources alike."""
-    import random
-
     drawn = []
     for _ in range(2):
         torch.manual_seed(0)
@@ -176,14 +179,16 @@ def test_there_is_no_key_to_take() -> None:
     source = SecureNoise()
     assert set(vars(source)) == {"_stream"}
     readable = [name for name in dir(source._stream) if not name.startswith("_")]
-    assert set(readable) <= {"authenticate_additional_data", "finalize", "reset_nonce", "update", "update_into"}
+    assert set(readable) <= {
+        "authenticate_additional_data",
+        "finalize",
+        "reset_nonce",
+        "update",
+        "update_into",
+    }
     with pytest.raises(TypeError, match="pickle"):
-        import pickle
-
         pickle.dumps(source)
     with pytest.raises(TypeError, match="pickle"):
-        import copy
-
         copy.deepcopy(source)
 
 

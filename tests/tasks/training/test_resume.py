@@ -21,7 +21,7 @@ import torch
 from accounting.errors import InvalidInput
 from accounting.joint_release import single_run
 from accounting.trajectory import Trajectory, union_of_segments
-from tasks.models import build, initial_state, state_from_bytes
+from tasks.models import build, initial_state
 from tasks.training import Checkpoint, TrainedCandidate, train_candidate
 from tasks.validation import share_right
 from tests.tasks.training.by_hand import train_by_hand
@@ -80,7 +80,9 @@ def stopped_again_and_again(small: Prepared, folder: Path, *, seed: int, stops: 
                 raise Stop
 
         try:
-            return train(small, folder, resume=saved(folder), **({place: stop} if place != "on_checkpoint" else {}))
+            return train(
+                small, folder, resume=saved(folder), **({place: stop} if place != "on_checkpoint" else {})
+            )
         except Stop:
             continue
     return train(small, folder, resume=saved(folder))
@@ -126,7 +128,9 @@ def require_as_never_killed(small: Prepared, folder: Path, trained: TrainedCandi
     tokens = dict.fromkeys(segment.id.split(":")[1] for segment in trajectory.segments)
     by_token = [sum(s.steps for s in trajectory.segments if token in s.id) for token in tokens]
     if candidate.early_stopping is None:
-        assert by_token == [end - start for start, end in zip(used, [*used[1:], candidate.steps], strict=True)]
+        assert by_token == [
+            end - start for start, end in zip(used, [*used[1:], candidate.steps], strict=True)
+        ]
         # each monitored step once
         assert [metrics["step"] for metrics in trained.metrics] == list(range(1, candidate.steps + 1))
         # every process drew one noise a parameter and step, those steps that were lost included
@@ -134,7 +138,9 @@ def require_as_never_killed(small: Prepared, folder: Path, trained: TrainedCandi
     # the model is that of the surviving noise
     if candidate.is_full_batch and candidate.early_stopping is None:
         require_equal(
-            trained.model, train_by_hand(small, noise=story.surviving(small)), 2e-4 if "adam" in candidate.optimizer else 2e-5
+            trained.model,
+            train_by_hand(small, noise=story.surviving(small)),
+            2e-4 if "adam" in candidate.optimizer else 2e-5,
         )
 
 
@@ -220,7 +226,10 @@ def test_a_schedule_goes_on_where_it_was(tmp_path: Path) -> None:
 
 def test_kept_checkpoints_survive(tmp_path: Path) -> None:
     """Each is the model of its own steps' surviving noise, and its segments are the run's first ones."""
-    fields = {"keep_checkpoints": [3, 8, 15], "execution": {"checkpoint_every": 2, "grad_sample_mode": "hooks"}}
+    fields = {
+        "keep_checkpoints": [3, 8, 15],
+        "execution": {"checkpoint_every": 2, "grad_sample_mode": "hooks"},
+    }
     small = prepared(**fields)
     for seed in range(4):
         folder = tmp_path / str(seed)
@@ -319,16 +328,23 @@ def test_a_checkpoint_is_a_copy(tmp_path: Path) -> None:
             keep_checkpoints=[2],
             execution={"checkpoint_every": 1, "grad_sample_mode": "hooks"},
         )
-        train(small, tmp_path, resume=None, on_checkpoint=lambda point: points.append((point, point.to_bytes())))
+        train(
+            small, tmp_path, resume=None, on_checkpoint=lambda point: points.append((point, point.to_bytes()))
+        )
     assert len(points) == 30  # never after the last step
     for point, content in points:
         assert point.to_bytes() == content
 
 
 def test_what_is_in_a_checkpoint_comes_back(tmp_path: Path) -> None:
-    small, points = prepared(
-        optimizer="adam", keep_checkpoints=[1], execution={"checkpoint_every": 2, "grad_sample_mode": "hooks"}
-    ), []
+    small, points = (
+        prepared(
+            optimizer="adam",
+            keep_checkpoints=[1],
+            execution={"checkpoint_every": 2, "grad_sample_mode": "hooks"},
+        ),
+        [],
+    )
     train(small, tmp_path, resume=None, on_checkpoint=points.append)
     for point in points:
         back = Checkpoint.from_bytes(point.to_bytes())
@@ -430,7 +446,9 @@ def test_two_candidates_in_two_threads_do_not_meet(tmp_path: Path) -> None:
         folder.mkdir()
         mode = ("hooks", "ghost", "functorch", "hooks")[number]
         small = prepared(
-            momentum=0.5, max_grad_norm=0.2 + number / 10, execution={"grad_sample_mode": mode, "physical_batch_size": 9}
+            momentum=0.5,
+            max_grad_norm=0.2 + number / 10,
+            execution={"grad_sample_mode": mode, "physical_batch_size": 9},
         )
         runs[number] = (small, train(small, folder, resume=None, initial=initial))
 
