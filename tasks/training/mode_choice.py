@@ -43,8 +43,8 @@ def choose_mode(
 ) -> tuple[str, str]:
     """The mode to train with, and in words why it is that one.
 
-    A mode that gives another sum or other norms than Opacus's own rules, or fails, is out. Trials of the same network are
-    remembered, and run one at a time, so that candidates trained side by side do not time each other.
+    A mode that gives another sum or other norms than Opacus's own rules, or fails, is out. Trials of the same
+    network are remembered, and run one at a time, so that candidates trained side by side do not time each other.
 
     Args:
         module: fit for private training; it is copied, and left as it is.

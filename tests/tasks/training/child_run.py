@@ -103,11 +103,6 @@ def train(
     log = Log(folder)
     log.write("start", resume.step if resume else 0)
 
-    def save(checkpoint: Checkpoint) -> None:
-        content = checkpoint.to_bytes()
-        (folder / "checkpoint.new").write_bytes(content)
-        os.replace(folder / "checkpoint.new", folder / "checkpoint")
-
     try:
         return train_candidate(
             small.recipe.candidate("only"),
@@ -121,12 +116,17 @@ def train(
                 "resume_from": resume,
                 "on_step": lambda step: time.sleep(pause),
                 "on_monitor": lambda step, metrics: log.write("look", step),
-                "on_checkpoint": save,
+                "on_checkpoint": lambda point: save(point, folder),
                 **changes,
             },
         )
     finally:
         os.close(log.file)
+
+
+def save(checkpoint: Checkpoint, folder: Path) -> None:
+    (folder / "checkpoint.new").write_bytes(checkpoint.to_bytes())
+    os.replace(folder / "checkpoint.new", folder / "checkpoint")
 
 
 def saved(folder: Path) -> Checkpoint | None:

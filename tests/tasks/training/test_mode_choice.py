@@ -209,7 +209,7 @@ def test_the_trial_leaves_nothing_behind(small_portfolio: Build) -> None:
     assert torch.equal(random, torch.get_rng_state())
     (seconds,) = mode_choice._known.values()
     assert choose(small, module) == chosen
-    assert list(mode_choice._known.values())[0] is seconds
+    assert next(iter(mode_choice._known.values())) is seconds
 
 
 def test_the_choice_is_in_the_notes(small_portfolio: Build) -> None:

@@ -1,4 +1,4 @@
-"""The secure noise source: Gaussian, independent, never repeated, exactly as wide as said, and without a key to take."""
+"""The secure noise source: Gaussian, independent, never repeated, exactly as wide as said, no key to take."""
 
 from __future__ import annotations
 
