@@ -17,6 +17,7 @@ from tasks.objective import Objective
 from tasks.recipes import CandidateRecipe
 from tasks.training.noise import NoiseSource
 from tasks.training.optimizers import private_optimizer
+from tasks.training.sequence_norms import with_safe_rules
 
 if TYPE_CHECKING:
     from opacus.optimizers import DPOptimizer
@@ -69,6 +70,8 @@ def clipper(
     ghost = {"max_grad_norm": candidate.max_grad_norm} if mode == "ghost" else {}
     # Not strict: that refuses every buffer, and what buffers may do is checked by tasks.training.fitness.
     network = wrap_model(inner, grad_sample_mode=mode, loss_reduction="mean", strict=False, **ghost)
+    if mode == "ghost":
+        network.NORM_SAMPLERS = with_safe_rules(network.NORM_SAMPLERS)  # of this network, not of the class
     kind = Ghost if mode == "ghost" else PerRecord
     return kind(mode, network, optimizer, objective)
 
@@ -85,7 +88,7 @@ class PerRecord:
         self._losses: Tensor
 
     def backward(self, features: Tensor, labels: Tensor) -> None:
-        if not len(labels):  # some layers, and functorch, do not take zero rows
+        if not len(labels):  # many layers, and torch's vmap over convolutions, refuse a batch of no rows
             for parameter in self.optimizer.params:
                 parameter.grad_sample = parameter.new_zeros((0, *parameter.shape))
             self._losses = features.new_zeros(0)

@@ -107,9 +107,8 @@ class Run:
         parameters = self.clipper.optimizer.params
         for name, tensor in checkpoint.optimizer.items():
             number, _, entry = name.partition(".")
-            self.clipper.optimizer.state[parameters[int(number)]][entry] = tensor.to(
-                tensor.device if entry == "step" else parameters[int(number)].device
-            )
+            device = tensor.device if entry == "step" else parameters[int(number)].device
+            self.clipper.optimizer.state[parameters[int(number)]][entry] = tensor.to(device, copy=True)
         self.metrics = list(checkpoint.metrics)
         self.kept = dict(checkpoint.kept)
         numbers = {name: int(value) for name, value in checkpoint.stopping.items() if name != "best_accuracy"}
@@ -181,13 +180,13 @@ class Run:
             stretches=self.stretches,
             parameters=self._state(),
             optimizer={
-                f"{number}.{name}": value
+                f"{number}.{name}": value.detach().clone()
                 for number, parameter in enumerate(optimizer.params)
                 for name, value in optimizer.state.get(parameter, {}).items()
                 if value is not None
             },
             metrics=tuple(self.metrics),
-            kept=self.kept,
+            kept=dict(self.kept),
             best=progress.best,
             stopping={name: value for name, value in numbers.items() if name != "best"},
         )

@@ -15,7 +15,7 @@ def learning_rates(candidate: CandidateRecipe) -> tuple[float, ...]:
     """
     highest = candidate.learning_rate
     warmup = [
-        highest * (stage + 1) / stages
+        highest * ((stage + 1) / stages)  # in this order: the last one is the highest to the last bit
         for stage, stages in _stages(candidate.warmup_steps, candidate.schedule_stages)
     ]
     rest = [
