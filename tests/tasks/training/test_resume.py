@@ -171,7 +171,7 @@ def test_killed_and_resumed(children: Any, tmp_path: Path, case: str) -> None:
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("case", FULL)
 def test_killed_and_resumed_many_times(children: Any, tmp_path: Path, case: str, seed: int) -> None:
     trained = killed_again_and_again(children, tmp_path, FULL[case], kills=15, seed=seed)
