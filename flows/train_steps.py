@@ -98,7 +98,7 @@ def prepare(services: Services, recipe: Recipe, *, fresh: bool) -> Workshop:
     from tasks.data import data_record, load_splits
     from tasks.mlflow_server import require_up
     from tasks.models import initial_state, state_bytes
-    from tasks.training import library_versions, resume_key
+    from tasks.training import library_versions, resume_key, try_networks
 
     require_up(services.mlflow)
     _, threads = side_by_side(recipe, usable_cores())
@@ -127,6 +127,7 @@ def prepare(services: Services, recipe: Recipe, *, fresh: bool) -> Workshop:
         )
         for candidate in recipe.candidates
     }
+    try_networks(recipe, splits, workshop.initial)
     take_up(workshop, fresh=fresh)
     return workshop
 

@@ -1,6 +1,6 @@
 """DP-SGD with Opacus: one recipe entry in, one model with its trajectory as executed out."""
 
-from tasks.training.candidate import train_candidate
+from tasks.training.candidate import train_candidate, try_networks
 from tasks.training.checkpoints import Checkpoint, resume_key
 from tasks.training.history import library_versions
 from tasks.training.monitors import PRIVATE
@@ -15,4 +15,5 @@ __all__ = [
     "library_versions",
     "resume_key",
     "train_candidate",
+    "try_networks",
 ]

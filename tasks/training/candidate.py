@@ -24,7 +24,9 @@ from tasks.training.run import Run, TrainedCandidate
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
+    from torch import Tensor, nn
+
+    from tasks.objective import Objective
 
 
 def train_candidate(
@@ -88,22 +90,8 @@ def train_candidate(
     private, enforced = splits.private, splits.enforced
     if private is None or enforced is None:
         raise InvalidInput("Training needs private rows loaded by tasks.data.load_splits.")
-    module = build(recipe.network)
-    module.load_state_dict(initial)
-    what = f"The network {recipe.network.factory} of portfolio {recipe.name}"
-    initialisation = sha256_hex(state_bytes(initial))
-    objective = require_fit(module, splits, recipe)
+    module, objective, mode, reason = _tried(candidate, recipe, splits, initial)
     frozen = FrozenPart.of(module)
-    mode, reason = choose_mode(
-        module,
-        candidate,
-        recipe.execution,
-        objective,
-        network_digest=recipe.network.sha256() + initialisation,
-        public_rows=splits.public_train.features,
-        classes=splits.classes,
-        what=what,
-    )
     mode = group.agreed(mode)
     regression = is_regression(module)  # asked before Opacus adds its hooks
     source = noise or (SeededNoise(noise_generator) if noise_generator is not None else SecureNoise())
@@ -116,7 +104,7 @@ def train_candidate(
         objective=objective,
         regression=regression,
         data_digest=data_digest,
-        initialisation_digest=initialisation,
+        initialisation_digest=sha256_hex(state_bytes(initial)),
         device=device,
         versions=library_versions(),
         notes={
@@ -147,6 +135,37 @@ def train_candidate(
         on_checkpoint=on_checkpoint,
     )
     return run.finished()
+
+
+def try_networks(recipe: Recipe, splits: Splits, initial: Mapping[str, Tensor]) -> None:
+    """Make the trials that every candidate's training asks for, before threads train: they are remembered.
+
+    Raises:
+        InvalidInput: the network does not fit the data or private training.
+    """
+    _silence_known_warnings()
+    for candidate in recipe.candidates:
+        _tried(candidate, recipe, splits, initial)
+
+
+def _tried(
+    candidate: CandidateRecipe, recipe: Recipe, splits: Splits, initial: Mapping[str, Tensor]
+) -> tuple[nn.Module, Objective, str, str]:
+    """The network with its initial parameters, what it is trained on, and how, with the reason."""
+    module = build(recipe.network)
+    module.load_state_dict(initial)
+    objective = require_fit(module, splits, recipe)
+    mode, reason = choose_mode(
+        module,
+        candidate,
+        recipe.execution,
+        objective,
+        network_digest=recipe.network.sha256() + sha256_hex(state_bytes(initial)),
+        public_rows=splits.public_train.features,
+        classes=splits.classes,
+        what=f"The network {recipe.network.factory} of portfolio {recipe.name}",
+    )
+    return module, objective, mode, reason
 
 
 def _optimizer_notes(candidate: CandidateRecipe) -> dict[str, str]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, nn
 
-TRIAL_ROWS = 128  # at most
+TRIAL_ROWS = 64  # at most; the same for candidates of any batch size, so that one trial serves them all
 ROUNDS = 2  # timed, after one that is not
 TOO_SLOW = 1.5  # a mode whose first round takes so many times the best one's is not tried again
 AGREEMENT = (
@@ -47,9 +47,10 @@ def choose_mode(
 ) -> tuple[str, str]:
     """The mode to train with, and in words why it is that one.
 
-    A network that is not fit for private training in a mode (`tasks.training.fitness`), or whose sum or
-    norms differ there from those of Opacus's own rules, is not trained in it. Trials of the same network are remembered, and run one at
-    a time, so that candidates trained side by side do not time each other.
+    A network that is not fit for private training in a mode (`tasks.training.fitness`), or whose sum or norms differ
+    there from those of Opacus's own rules, is not trained in it. Trials of the same network are remembered and run
+    one at a time. They seed torch's global generator for a moment, so where threads train networks with dropout,
+    all trials are to be made before the threads start (`tasks.training.try_networks`).
 
     Args:
         module: with its initial parameters; it is copied, and left as it is.
@@ -87,9 +88,7 @@ def choose_mode(
     modes: tuple[str, ...] = ("hooks", "functorch") if apart else ("hooks", "functorch", "ghost")
     if apart and execution.processes > 1:
         modes = ("hooks",)
-    rows = min(
-        TRIAL_ROWS, max(1, round(candidate.expected_batch_size)), physical_batch_size(module, execution)
-    )
+    rows = min(TRIAL_ROWS, physical_batch_size(module, execution))
     key = (network_digest, row_shape, classes, rows, modes)
     with _one_at_a_time:
         if key not in _known:

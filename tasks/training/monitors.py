@@ -64,8 +64,12 @@ class Monitor:
             self._norms.append(clipper.norms())
             self._losses.append(clipper.losses())
 
-    def look(self, step: int, clipper: Clipper, module: nn.Module) -> dict[str, float]:
-        """The metrics of a step that has just been taken, by name; `step` is one of them."""
+    def look(self, step: int, clipper: Clipper, module: nn.Module, *, last: bool) -> dict[str, float]:
+        """The metrics of a step that has just been taken, by name; `step` is one of them.
+
+        Args:
+            last: no step follows, so nothing is left out to save time.
+        """
         import torch
 
         optimizer = clipper.optimizer
@@ -78,7 +82,7 @@ class Monitor:
             "learning_rate": float(optimizer.param_groups[0]["lr"]),
             "steps_per_second": (step - before) / seconds,
         }
-        if self.epsilon_after and (step == self.steps or now >= self._epsilon_due):
+        if self.epsilon_after and (last or now >= self._epsilon_due):
             metrics["epsilon_so_far"] = self.epsilon_after(step)
             computed = self.clock()
             self._epsilon_due = computed + RARELY * (computed - now)

@@ -153,12 +153,13 @@ class Run:
             if candidate.is_full_batch and rows_seen != len(self.private):
                 raise TrainingFailed(f"Candidate {candidate.name}: a full-batch step did not see every row.")
             rows_seen = 0
-            if self.group.leads and monitor.due(done):
-                self.metrics.append(monitor.look(done, self.clipper, self.module))
-                on_monitor(done, dict(self.metrics[-1]))
             if done in candidate.keep_checkpoints:
                 self.kept[done] = self._state()
             stop = self._stops(done)
+            if self.group.leads and (stop or monitor.due(done)):
+                last = stop or done == candidate.steps
+                self.metrics.append(monitor.look(done, self.clipper, self.module, last=last))
+                on_monitor(done, dict(self.metrics[-1]))
             self._training_mode()
             on_step(done)
             if stop or done == candidate.steps:

@@ -20,9 +20,10 @@ from tasks.data import Rows
 from tasks.models import build, initial_state, state_from_bytes
 from tasks.recipes import EarlyStopping
 from tasks.training import TrainedCandidate
+from tasks.training.noise import SeededNoise
 from tasks.training.stopping import Progress
 from tasks.validation import share_right
-from tests.tasks.training.by_hand import train_by_hand
+from tests.tasks.training.by_hand import seeded, train_by_hand
 from tests.tasks.training.test_reference import network, require_equal, train
 
 Build = Callable[..., Any]
@@ -136,7 +137,8 @@ def test_it_ends_early_keeps_the_best_and_charges_everything(small_portfolio: Bu
     ],
 )
 def test_its_epsilon_is_the_full_run_s(small_portfolio: Build, changes: dict[str, Any]) -> None:
-    _, early = stopping_run(small_portfolio, **changes)
+    small, _ = stopping_run(small_portfolio, **changes)
+    early = train(small, noise=SeededNoise(seeded(1), description="as if it were secret"))
     full = train(
         small_portfolio(**network("perceptron"), steps=40, **changes, execution={"grad_sample_mode": "hooks"})
     )
@@ -147,11 +149,11 @@ def test_its_epsilon_is_the_full_run_s(small_portfolio: Build, changes: dict[str
         [s.learning_rate for s in run.trajectory.segments for _ in range(s.steps)] for run in (early, full)
     ]
     assert rates[0] == rates[1]
+    assert "epsilon_so_far" in early.metrics[-1]
     shown = [metrics["epsilon_so_far"] for metrics in early.metrics if "epsilon_so_far" in metrics]
     assert shown == pytest.approx(
         [one] * len(shown), rel=1e-12
     )  # all steps are charged from the first one on
-    assert shown
 
 
 def test_what_needs_a_fixed_schedule_is_refused(small_portfolio: Build) -> None:
