@@ -79,7 +79,7 @@ def test_every_mode_is_right_for_ordinary_networks(small_portfolio: Build, name:
     assert right_modes() == {"hooks", "functorch", "ghost"}
     (seconds,) = mode_choice._known.values()
     assert seconds[mode] == min(seconds.values())
-    assert reason == "the fastest of hooks, functorch, ghost in a trial on 64 synthetic rows"
+    assert reason == "the fastest of hooks, functorch, ghost in a trial on 256 synthetic rows"
 
 
 def test_what_the_recipe_says_is_done(small_portfolio: Build) -> None:
@@ -223,4 +223,4 @@ def test_the_choice_is_in_the_notes(small_portfolio: Build) -> None:
     longer = Rows(features=np.tile(rows.features, (2, 1))[:50], labels=np.tile(rows.labels, 2)[:50])
     for splits in (private.splits, replace(private.splits, private=longer)):
         note = train(private, splits=splits).trajectory.notes["grad_sample_mode"]
-        assert note.endswith("in a trial on 64 synthetic rows")
+        assert note.endswith("in a trial on 256 synthetic rows")
