@@ -155,7 +155,9 @@ CASES = {
 def test_the_steps_are_opacus_own_and_as_written_by_hand(small_portfolio: Build, case: str) -> None:
     """Opacus's rules to the last bit, the other ways to the same sum up to rounding."""
     by_mode = {}
-    for mode in MODES:
+    for mode in (
+        MODES if "some empty batches" in case or case.endswith("clipped") else ("hooks", "closed_form")
+    ):
         small = small_portfolio(**CASES[case], execution={"grad_sample_mode": mode})
         trained = train(small)
         assert trained.trajectory.notes["grad_sample_mode"] == f"{mode}: as the recipe says"
