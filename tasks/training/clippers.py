@@ -72,20 +72,27 @@ def clipper(
     network = wrap_model(inner, grad_sample_mode=mode, loss_reduction="mean", strict=False, **ghost)
     if mode == "ghost":
         network.NORM_SAMPLERS = with_safe_rules(network.NORM_SAMPLERS)  # of this network, not of the class
-    kind = Ghost if mode == "ghost" else PerRecord
-    return kind(mode, network, optimizer, objective)
+        return Ghost(mode, network, optimizer, objective)
+    network.forbid_grad_accumulation()
+    return PerRecord(mode, network, optimizer, objective)
 
 
-class PerRecord:
-    """Opacus's GradSampleModule, with its own rules or by functorch."""
+class _Wrapped:
+    """A network in one of Opacus's wrappers."""
 
     def __init__(self, mode: str, network: Any, optimizer: DPOptimizer, objective: Objective) -> None:
-        network.forbid_grad_accumulation()
         self.mode = mode
         self.network = network
         self.optimizer = optimizer
         self.objective = objective
         self._losses: Tensor
+
+    def losses(self) -> Tensor:
+        return self._losses
+
+
+class PerRecord(_Wrapped):
+    """Opacus's GradSampleModule, with its own rules or by functorch."""
 
     def backward(self, features: Tensor, labels: Tensor) -> None:
         if not len(labels):  # many layers, and torch's vmap over convolutions, refuse a batch of no rows
@@ -97,9 +104,6 @@ class PerRecord:
         losses.mean().backward()
         self._losses = losses.detach()
 
-    def losses(self) -> Tensor:
-        return self._losses
-
     def norms(self) -> Tensor:
         import torch
 
@@ -107,15 +111,8 @@ class PerRecord:
         return torch.stack(norms, dim=1).norm(dim=1)
 
 
-class Ghost:
+class Ghost(_Wrapped):
     """Opacus's ghost clipping."""
-
-    def __init__(self, mode: str, network: Any, optimizer: DPOptimizer, objective: Objective) -> None:
-        self.mode = mode
-        self.network = network
-        self.optimizer = optimizer
-        self.objective = objective
-        self._losses: Tensor
 
     def backward(self, features: Tensor, labels: Tensor) -> None:
         from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping
@@ -128,9 +125,6 @@ class Ghost:
         losses = self.objective.losses(self.network(features), labels)
         DPTensorFastGradientClipping(self.network, self.optimizer, losses, "mean").backward()
         self._losses = losses.detach()
-
-    def losses(self) -> Tensor:
-        return self._losses
 
     def norms(self) -> Tensor:
         return self.network.per_sample_gradient_norms if len(self._losses) else self._losses

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ import pytest
 import yaml
 from mpmath import findroot, mp, mpf
 
-from flows import cli
 from tests.flows.shown import is_as_shown
 
 ROOT = Path(__file__).parent.parent.parent
@@ -43,22 +43,9 @@ def _fifty_digits() -> Iterator[None]:
 
 
 @pytest.fixture
-def remerge(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
-    """Run the command in this process: (exit status, stdout, stderr)."""
-
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["remerge", "account", *map(str, arguments)])
-        status = 0
-        try:
-            cli.main()
-        except SystemExit as left:
-            status = int(left.code or 0)
-        shown = capsys.readouterr()
-        return status, shown.out, shown.err
-
-    return run
+def remerge(remerge_here: Callable[..., tuple[int, str, str]]) -> Callable[..., tuple[int, str, str]]:
+    """`remerge account`: (exit status, stdout, stderr)."""
+    return partial(remerge_here, "account")
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from flows import cli
 from tasks.recipes import find_recipe, parse_recipe
 from tests.flows.shown import is_as_shown
 
@@ -22,20 +22,9 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run the command in this process: (exit status, stdout, stderr)."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["remerge", "plan", *arguments])
-        status = 0
-        try:
-            cli.main()
-        except SystemExit as left:
-            status = int(left.code or 0)
-        shown = capsys.readouterr()
-        return status, shown.out, shown.err
-
-    return run
+def plan(remerge_here: Callable[..., tuple[int, str, str]]) -> Callable[..., tuple[int, str, str]]:
+    """`remerge plan`: (exit status, stdout, stderr)."""
+    return partial(remerge_here, "plan")
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from flows import cli
 from tests.flows.shown import is_as_shown
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "tuning.md"
@@ -19,21 +18,9 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def tune(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run the command in this process: (exit status, stdout, stderr)."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setenv("COLUMNS", "80")
-        monkeypatch.setattr(sys, "argv", ["remerge", "tune", *arguments])
-        status = 0
-        try:
-            cli.main()
-        except SystemExit as left:
-            status = int(left.code or 0)
-        shown = capsys.readouterr()
-        return status, shown.out, shown.err
-
-    return run
+def tune(remerge_here: Callable[..., tuple[int, str, str]]) -> Callable[..., tuple[int, str, str]]:
+    """`remerge tune`: (exit status, stdout, stderr)."""
+    return partial(remerge_here, "tune")
 
 
 def test_the_documented_example_prints_what_is_shown(tune: Run) -> None:
