@@ -6,6 +6,7 @@ included: the accountant takes these numbers as known to everybody.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -19,12 +20,13 @@ from pydantic import (
 from accounting.budget import LARGEST_EPSILON, LEAST_EPSILON
 from infra.canonical import canonical_json
 from infra.documents import NetworkRecord, Relation
-from infra.strict_document import Document, Name
+from infra.strict_document import NAME, Document, Name
 from tasks.noise_choice import noise_of
 
 MAX_STEPS = 100_000  # far beyond what a portfolio trained step by step needs; catches a slipped zero
 
 
+LARGEST = 1e38  # beyond it lies what a float32 cannot hold
 # Of a candidate, added since recipes were first digested.
 LATER_FIELDS = (
     "optimizer",
@@ -80,13 +82,13 @@ class CandidateRecipe(Document):
     # flat: one limit for the whole gradient. per_layer: each of L parameters is clipped to max_grad_norm / sqrt(L).
     clipping: Literal["flat", "per_layer"] = "flat"
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    learning_rate: Annotated[float, Field(gt=0)]  # the highest, where a schedule is given
+    learning_rate: Annotated[float, Field(gt=0, le=LARGEST)]  # the highest, where a schedule is given
     learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: Annotated[int, Field(ge=0)] = 0  # before the schedule; the rate rises in even plateaus
     # A schedule is a staircase of so many plateaus: a trajectory holds one segment for each rate.
     schedule_stages: Annotated[int, Field(ge=1, le=50)] = 10
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of SGD
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0, le=LARGEST)] = 0.0
     expected_batch_size: Annotated[float, Field(gt=0)]  # the public constant that each sum is divided by
     sampling_probability: Annotated[float, Field(gt=0, le=1)] = 1.0  # 1 is full batch
     # How good the model is expected to be, higher is better. Stated beforehand: never computed from private
@@ -111,6 +113,15 @@ class CandidateRecipe(Document):
         if list(kept) != sorted(set(kept)) or any(not 0 < step < self.steps for step in kept):
             raise ValueError(
                 f"keep_checkpoints must be rising numbers of steps from 1 to {self.steps - 1}, the last but one"
+            )
+        if any(not re.fullmatch(NAME, name) for name in self.kept_names):
+            raise ValueError(
+                f"keep_checkpoints makes a candidate named {self.kept_names[-1]}, and names have at most 63 letters; "
+                "shorten this candidate's name"
+            )
+        if self.early_stopping and self.early_stopping.every > self.steps:
+            raise ValueError(
+                f"early_stopping looks every {self.early_stopping.every} steps, but there are {self.steps}"
             )
         if kept and self.early_stopping:
             raise ValueError("keep_checkpoints and early_stopping exclude each other; remove one of them")

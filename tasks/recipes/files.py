@@ -59,6 +59,8 @@ def parse_recipe(text: str, where: str) -> Recipe:
         raise InvalidInput(f"{where}: name cannot be shared by all candidates; remove it from defaults.")
     if not isinstance(candidates, dict):
         raise InvalidInput(f"{where}: candidates must be a mapping from each candidate's name to its fields.")
+    if not candidates:
+        raise InvalidInput(f"{where}: candidates is empty; give at least one.")
     for name, own in candidates.items():
         if not isinstance(own, dict | None):
             raise InvalidInput(f"{where}: candidate {name} must be a mapping of its fields.")
@@ -95,6 +97,8 @@ def _sentence(where: str, error: ValidationError, candidates: dict[str, Any]) ->
         name = list(candidates)[int(location[1])]
         owner = f" of candidate {name}"
         location = location[2:]
+        if not location:  # a rule that joins several of its fields
+            return f"{where}: candidate {name}: {fault['msg'].removeprefix('Value error, ')}."
         if location[0] not in {*(candidates[name] or {}), "name"} and fault["type"] != "missing":
             owner += " (from defaults)"
     field = ".".join(location)

@@ -7,6 +7,9 @@ All four give the same sum up to rounding, so which one runs is a matter of time
 - `ghost`: the norms alone, by Opacus's ghost clipping, then one more backward pass over a weighted loss.
 - `closed_form`: a regression's gradient is residual times row, of norm |residual| |row|; no record's own gradient
   is ever made.
+
+A record whose gradient, or its norm, is not a finite number adds nothing to the sum. Else that one record would make
+all parameters NaN, and whether there is a model at all would tell of it.
 """
 
 from __future__ import annotations
@@ -125,6 +128,10 @@ class Ghost(_Wrapped):
         losses = self.objective.losses(self.network(features), labels)
         DPTensorFastGradientClipping(self.network, self.optimizer, losses, "mean").backward()
         self._losses = losses.detach()
+        finite = self.norms().isfinite()
+        if not finite.all():  # those records are left out; no other record's gradient changes by that
+            self.optimizer.zero_grad()
+            self.backward(features[finite], labels[finite])
 
     def norms(self) -> Tensor:
         return self.network.per_sample_gradient_norms if len(self._losses) else self._losses
@@ -160,6 +167,10 @@ class ClosedForm:
             scores = features @ self.weight.T
             residuals = self.objective.residuals(scores, labels)
             self._norms = residuals.norm(dim=1) * self._lengths
+            finite = self._norms.isfinite()
+            if not finite.all():
+                features, residuals = features[finite], residuals[finite]
+                self._norms = self._norms[finite]
             factors = (self.optimizer.max_grad_norm / (self._norms + NORM_SLACK)).clamp(max=1.0)
             self.weight.grad = residuals.mul_(factors[:, None]).T @ features
         self._scored = (scores, labels)

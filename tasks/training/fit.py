@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING
 
 from accounting.errors import InvalidInput
 from tasks.data import Splits
 from tasks.objective import Objective, objective_for
 from tasks.recipes import Recipe
+from tasks.training.fitness import keep_frozen
 
 if TYPE_CHECKING:
-    from torch import nn
+    import numpy as np
+    from torch import Tensor, nn
 
 
 def require_fit(module: nn.Module, splits: Splits, recipe: Recipe) -> Objective:
@@ -23,15 +26,20 @@ def require_fit(module: nn.Module, splits: Splits, recipe: Recipe) -> Objective:
 
     rows = splits.public_train
     what = f"The network {recipe.network.factory} of portfolio {recipe.name}"
-    module.eval()
     try:
-        with torch.no_grad():
-            scores = module(torch.tensor(rows.features[:2]))
+        scores = _scores(module.eval(), rows.features[:2])
+        training = copy.deepcopy(module).train()
+        keep_frozen(training)
+        in_training = _scores(training, rows.features[:2])
     except (RuntimeError, ValueError, IndexError) as error:
         raise InvalidInput(
             f"{what} does not take rows of shape {tuple(rows.features.shape[1:])} "
             f"({str(error).splitlines()[0]}); correct its arguments."
         ) from None
+    if getattr(scores, "shape", None) != getattr(in_training, "shape", None):
+        raise InvalidInput(
+            f"{what} gives scores of another shape in training mode than in eval mode; correct it."
+        )
     fitting = isinstance(scores, torch.Tensor) and scores.ndim == 2 and len(scores) == len(rows.features[:2])
     objective = objective_for(scores.shape[1], splits.classes) if fitting else None
     if objective is None:
@@ -41,3 +49,11 @@ def require_fit(module: nn.Module, splits: Splits, recipe: Recipe) -> Objective:
             "classes; correct its arguments: one score a class, or a single one where there are two classes."
         )
     return objective
+
+
+def _scores(module: nn.Module, rows: np.ndarray) -> Tensor:
+    import torch
+
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        scores: Tensor = module(torch.tensor(rows))
+    return scores

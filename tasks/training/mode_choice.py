@@ -140,6 +140,7 @@ def _seconds(
     beside = _beside(module)
     right: tuple[Tensor, Tensor] | None = None
     ways: dict[str, Clipper] = {}
+    said = "their sums of clipped gradients differ"
     seconds: dict[str, float] = {}
     for mode in modes:
         tried = clipper(
@@ -149,7 +150,8 @@ def _seconds(
         keep_frozen(tried.network)
         try:
             taken = _timed(tried, features, labels)
-        except (RuntimeError, ValueError, AttributeError, TypeError, LookupError):
+        except (RuntimeError, ValueError, AttributeError, TypeError, LookupError) as error:
+            said = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"  # the rows are synthetic
             continue
         found = (
             torch.cat([p.summed_grad.flatten() for p in tried.optimizer.params]),
@@ -167,8 +169,8 @@ def _seconds(
     seconds |= {mode: min(one[mode] for one in rounds) for mode in worth if rounds}
     if not seconds:
         raise InvalidInput(
-            "None of Opacus's ways to per-record gradients works for this network; build it of layers that Opacus "
-            "supports."
+            f"None of Opacus's ways to per-record gradients works for this network on {rows} synthetic rows ({said}); "
+            "correct it, or build it of layers that Opacus supports."
         )
     return seconds
 

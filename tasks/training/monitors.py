@@ -61,8 +61,9 @@ class Monitor:
         """Take in a part of a batch, after the backward pass and before the optimizer's step."""
         self._rows_seen += rows
         if look and rows:
-            self._norms.append(clipper.norms())
-            self._losses.append(clipper.losses())
+            # Without those that are not finite, which add nothing to the step either.
+            self._norms.append(_finite(clipper.norms()))
+            self._losses.append(_finite(clipper.losses()))
 
     def look(self, step: int, clipper: Clipper, module: nn.Module, *, last: bool) -> dict[str, float]:
         """The metrics of a step that has just been taken, by name; `step` is one of them.
@@ -89,7 +90,9 @@ class Monitor:
         if not self.full_batch:  # of a full batch it would be the number of private rows
             metrics[f"{PRIVATE}batch_size"] = float(sum(len(norms) for norms in self._norms))
             metrics[f"{PRIVATE}records_per_second"] = self._rows_seen / seconds
-        if self._norms:  # an empty Poisson batch has no loss and no gradients, but its noise was added
+        if sum(map(len, self._norms)) and sum(
+            map(len, self._losses)
+        ):  # an empty Poisson batch has no loss and no gradients, but its noise was added
             norms, losses = torch.cat(self._norms), torch.cat(self._losses)
             limit = float(optimizer.max_grad_norm)
             metrics[f"{PRIVATE}loss"] = float(losses.mean())
@@ -100,6 +103,10 @@ class Monitor:
         self._norms, self._losses, self._rows_seen = [], [], 0
         self._looked = (step, self.clock())
         return metrics
+
+
+def _finite(values: Tensor) -> Tensor:
+    return values[values.isfinite()]
 
 
 def _noise(clipper: Clipper) -> dict[str, float]:

@@ -76,6 +76,21 @@ def _noisy(clipping: str, mode: str, *, distributed: bool) -> Any:
             super().__init__(optimizer, **settings)
             self.noise = noise
 
+        def clip_and_accumulate(self) -> None:
+            """Opacus's own, but a record whose gradient is not finite adds nothing, see `clippers`."""
+            import torch
+
+            before = [None if p.summed_grad is None else p.summed_grad.clone() for p in self.params]
+            super().clip_and_accumulate()
+            if all(bool(parameter.summed_grad.isfinite().all()) for parameter in self.params):
+                return
+            gradients = self.grad_samples
+            finite = torch.stack([one.flatten(1).isfinite().all(dim=1) for one in gradients]).all(dim=0)
+            for parameter, total, one in zip(self.params, before, gradients, strict=True):
+                parameter.summed_grad = total
+                parameter.grad_sample = one[finite]
+            super().clip_and_accumulate()
+
         def add_noise(self) -> None:
             if getattr(self, "rank", 0) != 0:  # of several processes, the first one adds the noise for all
                 super().add_noise()

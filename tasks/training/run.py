@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from accounting.errors import InvalidInput
+from accounting.errors import InvalidInput, RemergeError
 from accounting.trajectory import Trajectory
 from tasks.data import Rows, Splits
 from tasks.models import state_bytes
@@ -142,7 +142,7 @@ class Run:
             device=device,
         ):
             optimizer.zero_grad()
-            self.clipper.backward(features.to(device), labels.to(device))
+            self._backward(features.to(device), labels.to(device))
             monitor.see(self.clipper, len(labels), look=self.group.leads and monitor.due(done + 1))
             rows_seen += len(labels)
             optimizer.param_groups[0]["lr"] = self.rates[done]
@@ -167,6 +167,18 @@ class Run:
             if self.group.leads and self._save_now(done, time.monotonic() - saved):
                 on_checkpoint(self.checkpoint())
                 saved = time.monotonic()
+
+    def _backward(self, features: Tensor, labels: Tensor) -> None:
+        try:
+            self.clipper.backward(features, labels)
+        except RemergeError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a user's network raises
+            raise TrainingFailed(
+                f"Candidate {self.candidate.name}: the network failed with {type(error).__name__} on private rows; "
+                "what it said is left out, for it may quote them. Try the network on public rows in training mode, in "
+                "batches of every size."
+            ) from None
 
     def checkpoint(self) -> Checkpoint:
         """The run as it stands."""

@@ -407,3 +407,49 @@ def test_one_record_more_moves_a_trained_step_no_further_than_accounted(small_po
                 features=np.delete(everybody.features, row, axis=0), labels=np.delete(everybody.labels, row)
             )
             assert float((together - step(rest)).norm()) <= 0.2 / 10 * (1 + 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("mode", "clipping"),
+    [(mode, "flat") for mode in ("hooks", "functorch", "ghost", "closed_form")] + [("hooks", "per_layer")],
+)
+@pytest.mark.parametrize("parts", [None, 7])
+def test_a_record_without_a_finite_gradient_adds_nothing(
+    small_portfolio: Build, mode: str, clipping: str, parts: int | None
+) -> None:
+    """Its row is so long that float32 overflows; the model is that of the other records, not NaN."""
+    kind = {} if mode == "closed_form" else network("perceptron")
+    small = small_portfolio(
+        **kind,
+        clipping=clipping,
+        execution={"grad_sample_mode": mode, "physical_batch_size": parts},
+    )
+    private = small.splits.private
+    features = private.features.copy()
+    features[[3, 20]] = 3e38
+    poisoned = Rows(features=features, labels=private.labels)
+    rest = Rows(features=np.delete(features, [3, 20], axis=0), labels=np.delete(private.labels, [3, 20]))
+    with_them = train(small, splits=replace(small.splits, private=poisoned))
+    without = train(small, splits=replace(small.splits, private=rest))
+    one, other = state_from_bytes(with_them.model), state_from_bytes(without.model)
+    for name, tensor in one.items():
+        assert torch.isfinite(tensor).all()
+        if mode in ("ghost", "closed_form"):  # elsewhere their gradients are finite, and clipped
+            assert torch.allclose(tensor, other[name], rtol=0, atol=1e-5)
+
+
+def test_a_network_that_divides_by_a_row_s_length(small_portfolio: Build) -> None:
+    """A row of zeros gives NaN; the run goes on as if it were not there."""
+    for mode in ("hooks", "functorch", "ghost"):
+        small = small_portfolio(**network("by_length"), execution={"grad_sample_mode": mode})
+        private = small.splits.private
+        features = private.features.copy()
+        features[5] = 0
+        poisoned = replace(small.splits, private=Rows(features=features, labels=private.labels))
+        rest = replace(
+            small.splits,
+            private=Rows(features=np.delete(features, 5, axis=0), labels=np.delete(private.labels, 5)),
+        )
+        one, other = (state_from_bytes(train(small, splits=splits).model) for splits in (poisoned, rest))
+        for name, tensor in one.items():
+            assert torch.allclose(tensor, other[name], rtol=0, atol=1e-5)
