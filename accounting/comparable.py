@@ -47,7 +47,8 @@ def comparable_class(candidates: Sequence[Candidate]) -> tuple[list[Candidate], 
             "These candidates differ in more than their noise (here in "
             f"{_differences(candidates[0], candidates[1])}), so their noise alone does not say which is "
             "better; offer at least two candidates of one recipe or a single candidate, or compare them by stated "
-            "utilities, for example the scores of public twins (selection 'stated' or 'public_twin')."
+            "utilities, for example the scores of public twins (selection 'stated' or 'public_twin'), or by scores "
+            "that the budget pays for (selection 'validation')."
         )
     reference = members[0]
     names = {candidate.name for candidate in members}
@@ -61,5 +62,12 @@ def comparable_class(candidates: Sequence[Candidate]) -> tuple[list[Candidate], 
 
 
 def _differences(first: Candidate, second: Candidate) -> str:
+    """Names of the fields, those that are alike but for the number of segments aside, unless there are no others."""
     one, other = recipe(first), recipe(second)
-    return ", ".join(name for name in one if one[name] != other[name])
+    names = [name for name in one if one[name] != other[name]]
+    plain = [name for name in names if _each_once(one[name]) != _each_once(other[name])]
+    return ", ".join(plain or names)
+
+
+def _each_once(value: object) -> object:
+    return tuple(dict.fromkeys(value)) if isinstance(value, tuple) else value

@@ -92,9 +92,10 @@ def train(
     from flows.commands import train_portfolio
 
     manifest = train_portfolio(Settings(), recipe, out, fresh=fresh)
+    names = [candidate.name for candidate in manifest.candidates]
     out.print(
-        f"Portfolio [bold]{manifest.reference}[/] is ready with {len(manifest.candidates)} candidates: "
-        f"{', '.join(candidate.name for candidate in manifest.candidates)}."
+        f"Portfolio [bold]{manifest.reference}[/] is ready with {len(names)} candidate{'s' if len(names) > 1 else ''}: "
+        f"{', '.join(names)}."
     )
 
 

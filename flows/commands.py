@@ -15,7 +15,7 @@ from accounting.errors import InvalidInput, RemergeError
 from accounting.selection_rules import SCORES_UNACCOUNTED, UNACCOUNTED
 from infra.documents import Policy, PortfolioManifest
 from infra.events import emit_policy_changed
-from infra.orchestrator import FlowRun, RunNotEnded, message_of
+from infra.orchestrator import FlowRun, RunNotEnded, message_of, state_in_words
 from infra.settings import Settings, StackDown
 from infra.stack import require_worker, worker_has_ended
 from tasks.candidates import require_relation, require_utilities
@@ -64,7 +64,13 @@ def train_portfolio(
     require_worker(settings)
     parameters = {"recipe": str(path.absolute()), "fresh": fresh}
     run = services.orchestrator.create_flow_run("train-portfolio", parameters)
-    _require_success(_wait_for_training(settings, services, run, console, loaded))
+    ended = _wait_for_training(settings, services, run, console, loaded)
+    if ended.get("state_type") == "CRASHED":
+        raise FlowFailed(
+            "The training's process ended before it was done (it was killed, or memory ran out): run `remerge train` "
+            "again, which goes on with what was not finished."
+        )
+    _require_success(ended)
     trained = services.manifests.of_flow_run(loaded.name, str(run["id"]))
     if trained is None:
         raise FlowFailed(
@@ -257,9 +263,7 @@ def _wait(
             return services.orchestrator.wait(
                 run["id"],
                 timeout=timeout,
-                progress=lambda seen: spinner.update(
-                    f"{escape(what)}: {str(seen.get('state_name')).lower()} ..."
-                ),
+                progress=lambda seen: spinner.update(f"{escape(what)}: {state_in_words(seen)} ..."),
                 watch=lambda seen: _watch_worker(settings, seen, then),
             )
     except KeyboardInterrupt:
@@ -270,7 +274,7 @@ def _watch_worker(settings: Settings, seen: FlowRun, then: str) -> None:
     if worker_has_ended(settings):
         raise StackDown(
             f"Prefect's worker has ended while the flow run {seen.get('name')} was "
-            f"{str(seen.get('state_name')).lower()}: {then}"
+            f"{state_in_words(seen)}: {then}"
         )
 
 

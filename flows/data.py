@@ -80,7 +80,7 @@ def check(
     recipe: Annotated[Path, typer.Argument(help="the portfolio's recipe file")],
 ) -> None:
     """Load a recipe's data as a training would. Shows what they are like, and tells nothing of private rows."""
-    from tasks.data import load_splits
+    from tasks.data import load_splits, require_public_alone
     from tasks.recipes import find_recipe, load_recipe
 
     read = load_recipe(find_recipe(recipe))
@@ -90,6 +90,7 @@ def check(
         n_max=read.n_max,
         neighboring_relation=read.neighboring_relation,
     )
+    require_public_alone(read.data, splits, n_max=read.n_max)
     for found in (parts_table(splits), lengths_table(read, splits)):
         out.print(found)
     for sentence in (

@@ -17,13 +17,11 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from accounting.words import rounded_up
-from infra.orchestrator import FlowRun
+from infra.orchestrator import WAITS_FOR_ITS_TURN, FlowRun, state_in_words
 from infra.settings import LOOPBACK
 from tasks.candidate_runs import CANDIDATE_TAG, FLOW_RUN_TAG, PARENT_TAG
 from tasks.recipes import Recipe
 from tasks.unfinished import RESUMED_TAG
-
-WAITS_FOR_ITS_TURN = "AwaitingConcurrencySlot"  # Prefect's name for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +132,8 @@ class Bars:
             Group(self._head, self._bars), console=console, refresh_per_second=4, transient=True
         )
         self._terminal = console.is_terminal
+        self._console = console
+        self._said = False
 
     def __enter__(self) -> Bars:
         if self._terminal:
@@ -145,10 +145,13 @@ class Bars:
             self._live.stop()
 
     def state(self, run: FlowRun) -> None:
-        """Show the flow run's state."""
-        name = str(run.get("state_name"))
-        words = "waiting for another training to end" if name == WAITS_FOR_ITS_TURN else name.lower()
+        """Show the flow run's state; away from a terminal only that it waits, once."""
+        waits = run.get("state_name") == WAITS_FOR_ITS_TURN
+        words = "waiting for another training to end" if waits else state_in_words(run)
         self._head.update(self._state, description=f"{self._what}: {words} ...")
+        if waits and not self._said and not self._terminal:
+            self._said = True
+            self._console.print(f"{self._what}: {words} ...", highlight=False)
 
     def show(self, candidates: Mapping[str, Seen]) -> None:
         """Move the bars to where the candidates are."""

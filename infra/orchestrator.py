@@ -46,6 +46,15 @@ class FlowRun(TypedDict, total=False):
     tags: list[str]
 
 
+WAITS_FOR_ITS_TURN = "AwaitingConcurrencySlot"  # Prefect's name for it
+
+
+def state_in_words(run: FlowRun) -> str:
+    """A flow run's state, as people would say it."""
+    name = str(run.get("state_name"))
+    return "waiting for its turn" if name == WAITS_FOR_ITS_TURN else name.lower()
+
+
 def message_of(run: FlowRun) -> str:
     """The sentence of a run's present state; empty when it has none."""
     return str((run.get("state") or {}).get("message") or "")

@@ -22,7 +22,14 @@ from __future__ import annotations
 
 from tasks.data.handwritten_digits import digits
 from tasks.data.images import cifar10, fashion_mnist, mnist
-from tasks.data.loading import DataSource, data_record, load_public_gate, load_public_train, load_splits
+from tasks.data.loading import (
+    DataSource,
+    data_record,
+    load_public_gate,
+    load_public_train,
+    load_splits,
+    require_public_alone,
+)
 from tasks.data.projection import project
 from tasks.data.rows import Enforced, Rows, Splits
 from tasks.data.tables import csv, parquet
@@ -43,4 +50,5 @@ __all__ = [
     "mnist",
     "parquet",
     "project",
+    "require_public_alone",
 ]

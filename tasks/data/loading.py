@@ -89,6 +89,31 @@ def load_splits(
     )
 
 
+def require_public_alone(source: DataSource, splits: Splits, *, n_max: int) -> None:
+    """Ask the loader for its public rows alone, as every later check of a model will.
+
+    Args:
+        splits: from `load_splits`, with private rows.
+
+    Raises:
+        InvalidInput: the loader fails without private rows, or then gives other public rows.
+    """
+    enforced = splits.enforced
+    alone = load_splits(
+        source,
+        feature_radius=None if enforced is None else enforced.feature_radius,
+        n_max=n_max,
+        neighboring_relation="replace_one" if enforced is None else enforced.neighboring_relation,
+        with_private=False,
+    )
+    for part in ("public_train", "public_gate"):
+        if getattr(alone, part).digest() != getattr(splits, part).digest():
+            raise InvalidInput(
+                f"The data loader {source.loader} returned other {part} rows with with_private=False than with True: "
+                "every check of a model asks for the public rows alone, so they must be the same; correct the loader."
+            )
+
+
 def load_public_gate(manifest: PortfolioManifest) -> Rows:
     """The held-out public rows that a merged model is checked on, as when the portfolio was trained.
 

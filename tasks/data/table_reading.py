@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,10 +43,18 @@ def read_csv(path: Path, columns: Columns, *, public: bool) -> Table:
     import pandas
 
     def names() -> list[str]:
-        return list(pandas.read_csv(path, nrows=0, encoding="utf-8").columns)
+        with path.open(
+            encoding="utf-8-sig", newline=""
+        ) as file:  # pandas would rename a name that comes twice
+            lines = csv.reader(file)
+            header, first = next(lines, []), next(lines, [])
+        if len(first) > len(header):  # pandas would take the fields too many, in front, for names of rows
+            raise ValueError("more fields than the header has")
+        return [name or f"Unnamed: {position}" for position, name in enumerate(header)]
 
     def read(wanted: list[str]) -> pandas.DataFrame:
-        return pandas.read_csv(path, usecols=wanted, encoding="utf-8", low_memory=False)
+        # All columns: where only some are asked for, pandas does not mind lines of too many fields.
+        return pandas.read_csv(path, encoding="utf-8", low_memory=False)[wanted]
 
     return _table(path, "CSV", names, read, columns, public=public)
 
@@ -85,6 +94,11 @@ def _table(
         raise InvalidInput(f"There is no file {path}; relative paths begin in the folder of prefect.yaml.")
     unreadable = f"{path} cannot be read as a {kind} file"
     there = _quietly(names, unreadable)
+    if not there:
+        raise InvalidInput(f"{path} is empty; its first line must name the columns.")
+    twice = next((name for position, name in enumerate(there) if name in there[:position]), None)
+    if twice is not None:
+        raise InvalidInput(f"{path} has two columns named {twice!r}; give each a name of its own.")
     wanted = list(columns.features or [name for name in there if name != columns.label])
     for name in (*wanted, columns.label):
         if name not in there:

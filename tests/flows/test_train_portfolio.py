@@ -297,6 +297,7 @@ def test_what_an_outage_left_is_used_by_the_same_training(
     ("old", "new", "sentence"),
     [
         ("noise_multiplier: 20", "noise_multiplier: -20", "noise_multiplier of candidate noisy should be"),
+        ("noise_multiplier: 20", "noise_multiplier: 0.001", "Candidate noisy of"),
         ("expected_batch_size: 30", "expected_batch_size: 0", "expected_batch_size of candidate noisy (from"),
         ("n_max: 30", "n_max: 29", "more private rows than the recipe's n_max 29 allows"),
         ("features: 4", "features: 5", "does not take rows of shape (4,)"),

@@ -45,7 +45,8 @@ def test_a_terminal_shows_a_bar_for_each_candidate() -> None:
 
 
 def test_elsewhere_only_sentences_are_printed() -> None:
-    assert shown(terminal=False) == "Another sentence.\nA sentence.\n"
+    waits = "Training 6 candidates: waiting for another training to end ...\n"
+    assert shown(terminal=False) == f"{waits}Another sentence.\nA sentence.\n"
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://127.0.0.1:9/"])

@@ -20,7 +20,16 @@ from hypothesis.extra.numpy import arrays
 from accounting.errors import InvalidInput
 from infra.canonical import sha256_hex
 from infra.documents import PortfolioManifest
-from tasks.data import Rows, Splits, data_record, digits, load_public_gate, load_splits, project
+from tasks.data import (
+    Rows,
+    Splits,
+    data_record,
+    digits,
+    load_public_gate,
+    load_splits,
+    project,
+    require_public_alone,
+)
 from tasks.recipes import DataRecipe
 
 DIGITS = DataRecipe(loader="tasks.data:digits")
@@ -341,6 +350,39 @@ def test_a_loader_is_told_whether_to_load_private_rows() -> None:
         load_splits(DataRecipe(loader="tasks.data:digits", arguments={"with_private": True}), **LIMITS)
 
 
+def test_public_rows_must_be_had_alone(users_loader: Callable[[Callable[..., Any]], None]) -> None:
+    """As every later check of a model asks for them."""
+
+    def rows(seed: int) -> Rows:
+        features = np.random.default_rng(seed).normal(size=(9, 4)).astype(np.float32)
+        return Rows(features=features, labels=np.arange(9) % 3)
+
+    def other(*, with_private: bool) -> Splits:
+        return Splits(
+            private=rows(1) if with_private else None,
+            public_train=rows(2),
+            public_gate=rows(3 if with_private else 4),
+            classes=3,
+            split_rule="seeds",
+        )
+
+    def failing(*, with_private: bool) -> Splits:
+        if not with_private:
+            raise RuntimeError("never alone")
+        return other(with_private=True)
+
+    limits = {**LIMITS, "n_max": 9}
+    for loader, sentence in (
+        (other, "returned other public_gate rows with with_private=False"),
+        (failing, "never"),
+    ):
+        users_loader(loader)
+        source = DataRecipe(loader="users_own:rows")
+        splits = load_splits(source, **limits)
+        with pytest.raises(InvalidInput, match=sentence):
+            require_public_alone(source, splits, n_max=9)
+
+
 def test_a_loader_that_fails_is_quoted(users_loader: Callable[[Callable[..., Any]], None]) -> None:
     def loader(*, with_private: bool) -> Splits:
         raise FileNotFoundError("no such file: rows.csv")
@@ -384,7 +426,8 @@ def test_a_module_that_goes_wrong_is_told_how(
 
 
 LARGE = """
-import resource, sys, types
+import re, sys, types
+from pathlib import Path
 import numpy as np
 from tasks.data import Rows, Splits, data_record, load_splits
 from tasks.recipes import DataRecipe
@@ -401,7 +444,8 @@ sys.modules["large"] = module
 source = DataRecipe(loader="large:rows")
 splits = load_splits(source, feature_radius=8.0, n_max=60_000, neighboring_relation="replace_one")
 print(data_record(source, splits, b"key").private.digest)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (1024 if sys.platform == "linux" else 1024**2))
+# Not getrusage's ru_maxrss, which begins at what the process that started this one had.
+print(int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024)
 """
 
 

@@ -197,3 +197,19 @@ def test_a_relative_path_begins_in_the_workers_folder(
     with pytest.raises(InvalidInput, match="There is no file") as caught:
         load("csv", table)
     assert str(repository_root() / "people.csv") in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("a,a,y\n1,2,0\n", "has two columns named 'a'"),
+        ("a,b,y\n1,2,0\n1,2,0,5\n", "cannot be read as a CSV file"),
+        ("a,y\n1,2,0\n3,4,1\n", "cannot be read as a CSV file"),
+        ("", "is empty; its first line must name the columns"),
+    ],
+)
+def test_a_csv_file_whose_lines_do_not_fit_its_header(tmp_path: Path, text: str, sentence: str) -> None:
+    path = tmp_path / "own.csv"
+    path.write_text(text)
+    with pytest.raises(InvalidInput, match=sentence):
+        load("csv", {"path": str(path), "label": "y", "classes": 2, "public_train": 0.3, "public_gate": 0.3})

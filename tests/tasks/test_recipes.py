@@ -146,6 +146,45 @@ def test_the_digest_covers_what_is_meant_and_not_how_it_is_written() -> None:
         ),
         ("classes: 10", "classes: .nan", "network.arguments may hold texts, finite numbers"),
         ("{features: 65, classes: 10}", "{features: [}", "is not a valid YAML file at line"),
+        (
+            "steps: 160",
+            "steps: 160\n  warmup_steps: 160",
+            "eps-half: warmup_steps must be below steps, which is 160",
+        ),
+        (
+            "steps: 160",
+            "steps: 160\n  keep_checkpoints: [10, 160]",
+            "eps-half: keep_checkpoints must be rising numbers of steps from 1 to 159",
+        ),
+        (
+            "steps: 160",
+            "steps: 160\n  keep_checkpoints: [10]\n  early_stopping: {every: 5, patience: 1}",
+            "eps-half: keep_checkpoints and early_stopping exclude each other",
+        ),
+        (
+            "steps: 160",
+            "steps: 160\n  early_stopping: {every: 200, patience: 1}",
+            "eps-half: early_stopping looks every 200 steps, but there are 160",
+        ),
+        (
+            "steps: 160",
+            (
+                "learning_rate: 3.9",
+                "learning_rate: 1.0e+39",
+                "learning_rate of candidate eps-half (from defaults)",
+            ),
+            "eps-half: momentum belongs to sgd",
+        ),
+        (
+            "multiplier: 94.379",
+            "multiplier: 94.379, keep_checkpoints: 10",
+            "keep_checkpoints of candidate eps-1",
+        ),
+        (
+            "learning_rate: 3.9",
+            "learning_rate: 1.0e+39",
+            "learning_rate of candidate eps-half (from defaults) should be",
+        ),
     ],
 )
 def test_a_fault_is_named_with_file_field_and_candidate(old: str, new: str, sentence: str) -> None:
@@ -190,3 +229,17 @@ def test_a_relative_path_is_also_looked_for_beside_the_code(
     assert find_recipe("infra/portfolios/digits.yaml") == DIGITS
     (tmp_path / "own.yaml").write_text(TEXT)
     assert load_recipe(find_recipe("own.yaml")).name == "digits"
+
+
+def test_a_kept_checkpoint_needs_a_name_that_fits() -> None:
+    long = "a" * 62
+    text = TEXT.replace("  eps-1:", f"  {long}:", 1).replace("94.379", "94.379, keep_checkpoints: [10]", 1)
+    with pytest.raises(
+        InvalidInput, match=f"candidate {long}: keep_checkpoints makes a candidate named {long}-at-10"
+    ):
+        parse_recipe(text, "my.yaml")
+
+
+def test_no_candidates_is_said_plainly() -> None:
+    with pytest.raises(InvalidInput, match=r"my\.yaml: candidates is empty; give at least one\."):
+        parse_recipe("name: x\ncandidates: {}\n", "my.yaml")

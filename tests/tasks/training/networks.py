@@ -88,3 +88,19 @@ class _ByLength(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         return self.inner(rows / rows.norm(dim=1, keepdim=True))
+
+
+def that_quotes() -> nn.Module:
+    """A network of a user's own that fails for batches above 30 rows, which no trial has with hooks, and quotes one."""
+    return _Quoting()
+
+
+class _Quoting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(5, 3)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        if len(rows) > 30:
+            raise ValueError(f"row {rows[0].tolist()}")
+        return self.inner(rows)

@@ -20,6 +20,7 @@ from tasks.recipes import CandidateRecipe
 from tasks.training.batches import batches
 from tasks.training.clippers import clipper
 from tasks.training.optimizers import private_optimizer
+from tasks.training.recording import TrainingFailed
 from tasks.training.sequence_norms import linear_norms
 from tests.tasks.training import networks
 from tests.tasks.training.by_hand import clipped, gradients
@@ -453,3 +454,12 @@ def test_a_network_that_divides_by_a_row_s_length(small_portfolio: Build) -> Non
         one, other = (state_from_bytes(train(small, splits=splits).model) for splits in (poisoned, rest))
         for name, tensor in one.items():
             assert torch.allclose(tensor, other[name], rtol=0, atol=1e-5)
+
+
+def test_what_a_network_says_of_private_rows_is_not_quoted(small_portfolio: Build) -> None:
+    small = small_portfolio(**network("that_quotes"), execution={"grad_sample_mode": "hooks"})
+    with pytest.raises(TrainingFailed) as caught:
+        train(small)
+    assert "the network failed with ValueError on private rows" in caught.value.message
+    assert not any(character.isdigit() for character in caught.value.message)
+    assert caught.value.__suppress_context__
