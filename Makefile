@@ -40,6 +40,7 @@ bench-promotion: $(STAMP) ## from policy.changed to the switched pointer, part b
 
 bench-training: $(STAMP) ## what a private step costs, beside the same step without privacy and plain Opacus (minutes)
 	@$(BIN)/python -m tests.benchmarks.bench_training $(ARGS)
+	@$(BIN)/python -m tests.benchmarks.bench_threads
 
 bench-merging: $(STAMP) ## how fast files are merged, beside cat (5 GB of disk; ARGS="--size 50" for less)
 	@$(BIN)/python -m tests.benchmarks.bench_merging $(ARGS)

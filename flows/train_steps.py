@@ -13,9 +13,10 @@ from prefect.cache_policies import NO_CACHE
 from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
 
-from accounting.errors import InvalidInput, RemergeError
+from accounting.errors import RemergeError
 from infra.canonical import sha256_hex
 from infra.documents import DataRecord
+from tasks.noise_choice import require_noise
 from tasks.recipes import CandidateRecipe, Recipe
 from tasks.services import Services
 from tasks.unfinished import (
@@ -78,9 +79,6 @@ class Workshop:
         self.failed: list[str] = []  # candidates that failed by their own doing
 
 
-LEAST_NOISE = 0.01  # noise multiplier; epsilons of such runs are in the thousands
-
-
 def usable_cores() -> int:
     """The cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -104,7 +102,7 @@ def prepare(services: Services, recipe: Recipe, *, fresh: bool) -> Workshop:
     from tasks.training import library_versions, resume_key, try_networks
 
     require_up(services.mlflow)
-    _require_noise(recipe)
+    require_noise(recipe.name, recipe.candidates)
     _, threads = side_by_side(recipe, usable_cores())
     torch.set_num_threads(threads)
     splits = load_splits(
@@ -135,16 +133,6 @@ def prepare(services: Services, recipe: Recipe, *, fresh: bool) -> Workshop:
     try_networks(recipe, splits, workshop.initial)
     take_up(workshop, fresh=fresh)
     return workshop
-
-
-def _require_noise(recipe: Recipe) -> None:
-    """A candidate's digest is for all to see, so there must be noise in its parameters, released or not."""
-    for candidate in recipe.candidates:
-        if candidate.noise_multiplier < LEAST_NOISE:
-            raise InvalidInput(
-                f"Candidate {candidate.name} of {recipe.name} has next to no noise (noise_multiplier "
-                f"{candidate.noise_multiplier:g}), and protects nobody; give it at least {LEAST_NOISE:g}."
-            )
 
 
 def take_up(workshop: Workshop, *, fresh: bool) -> None:

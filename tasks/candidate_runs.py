@@ -68,7 +68,7 @@ def start_run(
         "recipe_sha256": recipe.sha256(),
     }
     known = {CANDIDATE_TAG: candidate.name, FLOW_RUN_TAG: flow_run_id or "none", **(tags or {})}
-    return _create_run(client, recipe, candidate.name, parameters, known)
+    return create_run(client, recipe.name, candidate.name, parameters, known)
 
 
 def log_twin(
@@ -90,7 +90,9 @@ def log_twin(
         "recipe_sha256": recipe.sha256(),
     }
     known = {TWIN_TAG: twin.name, SCORE_TAG: repr(twin.score), FLOW_RUN_TAG: flow_run_id or "none"}
-    run_id = _create_run(client, recipe, f"{twin.name} (public twin)", parameters, {**known, **(tags or {})})
+    run_id = create_run(
+        client, recipe.name, f"{twin.name} (public twin)", parameters, {**known, **(tags or {})}
+    )
     files = {MODEL: twin.model, NETWORK: recipe.network.content(), RECIPE: recipe.content()}
     try:
         with answers("log a run"):
@@ -134,7 +136,7 @@ def log_kept(
             "recipe_sha256": recipe.sha256(),
         }
         tags = {CANDIDATE_TAG: kept.name, PARENT_TAG: parent_run_id, FLOW_RUN_TAG: flow_run_id or "none"}
-        found = _create_run(client, recipe, kept.name, parameters, tags)
+        found = create_run(client, recipe.name, kept.name, parameters, tags)
         with answers("log a run"):
             accuracy = {"public_train_accuracy": kept.public_train_accuracy, "step": kept.trajectory.steps}
             log_metrics(client, found, metrics_of([accuracy]))
@@ -161,6 +163,30 @@ def fail_run(client: MlflowClient, run_id: str, reason: str, *, interrupted: boo
             client.set_tag(run_id, INTERRUPTED_TAG, "true")
         client.set_tag(run_id, FAILURE_TAG, reason[:5000])
         client.set_terminated(run_id, "FAILED")
+
+
+def create_run(
+    client: MlflowClient,
+    experiment_name: str,
+    name: str,
+    parameters: Mapping[str, object],
+    tags: Mapping[str, str],
+) -> str:
+    """Open a run with its parameters.
+
+    Returns:
+        Its id.
+
+    Raises:
+        StackDown, RegistryRefused: MLflow did not take it.
+    """
+    from mlflow.entities import Param
+
+    with answers("start a run"):
+        run = client.create_run(experiment(client, experiment_name), run_name=name, tags=dict(tags))
+        run_id = str(run.info.run_id)
+        client.log_batch(run_id, params=[Param(key, str(value)) for key, value in parameters.items()])
+    return run_id
 
 
 def metrics_of(steps: Iterable[Mapping[str, float]]) -> list[Metric]:
@@ -218,22 +244,6 @@ def download(client: MlflowClient, run_id: str, name: str, what: str) -> bytes |
     if name in listed:
         raise StackDown(f"MLflow's store did not hand out {what}; try again when it is up.")
     return None
-
-
-def _create_run(
-    client: MlflowClient,
-    recipe: Recipe,
-    name: str,
-    parameters: Mapping[str, object],
-    tags: Mapping[str, str],
-) -> str:
-    from mlflow.entities import Param
-
-    with answers("start a run"):
-        run = client.create_run(experiment(client, recipe.name), run_name=name, tags=dict(tags))
-        run_id = str(run.info.run_id)
-        client.log_batch(run_id, params=[Param(key, str(value)) for key, value in parameters.items()])
-    return run_id
 
 
 def _end_well(client: MlflowClient, run_id: str, files: Mapping[str, bytes]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from accounting.budget import NeighboringRelation, PrivacyBudget
@@ -10,6 +10,7 @@ from accounting.calibration import PRESETS, TrainingShape, calibrated_noise
 from accounting.errors import InvalidInput, RemergeError
 from tasks.randomness import executed_probability
 
+LEAST_NOISE = 0.01  # noise multiplier of a candidate; epsilons of such runs are in the thousands
 CHOICES = ("noise_multiplier", "target_epsilon", "preset")  # a candidate gives exactly one
 
 
@@ -83,3 +84,26 @@ def noise_of(candidate: Chosen, *, delta: float, relation: str, where: str) -> f
         return calibrated_noise(PrivacyBudget(epsilon=target, delta=delta), shape)
     except RemergeError as error:
         raise InvalidInput(f"{where}: candidate {candidate.name}: {error.message}") from None
+
+
+class Noisy(Protocol):
+    """A candidate whose noise is known."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def noise_multiplier(self) -> float: ...
+
+
+def require_noise(portfolio: str, candidates: Iterable[Noisy]) -> None:
+    """Refuse candidates without noise: a candidate's digest is for all to see, whether it is released or not.
+
+    Raises:
+        InvalidInput: naming the first one.
+    """
+    for candidate in candidates:
+        if candidate.noise_multiplier < LEAST_NOISE:
+            raise InvalidInput(
+                f"Candidate {candidate.name} of {portfolio} has next to no noise (noise_multiplier "
+                f"{candidate.noise_multiplier:g}), and protects nobody; give it at least {LEAST_NOISE:g}."
+            )

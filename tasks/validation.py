@@ -16,6 +16,7 @@ from tasks.data import Rows
 from tasks.objective import predicted
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import nn
 
 
@@ -83,14 +84,20 @@ def accuracy(network: NetworkRecord, model: bytes, rows: Rows) -> float:
 
 def share_right(module: nn.Module, rows: Rows) -> float:
     """Share of rows that a network classifies rightly, in [0, 1]."""
+    return int(right(module, rows).sum()) / len(rows)
+
+
+def right(module: nn.Module, rows: Rows) -> np.ndarray:
+    """Which rows a network classifies rightly, booleans, shape (rows,); it is left in eval mode."""
+    import numpy as np
     import torch  # late: importing torch takes seconds
 
     device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
     module.eval()
-    right = 0
+    found = []
     with torch.no_grad():
         for start in range(0, len(rows), SCORED_AT_ONCE):
             part = slice(start, start + SCORED_AT_ONCE)
-            classes = predicted(module(torch.tensor(rows.features[part]).to(device))).cpu()
-            right += int((classes == torch.tensor(rows.labels[part])).sum())
-    return right / len(rows)
+            classes = predicted(module(torch.tensor(rows.features[part]).to(device))).cpu().numpy()
+            found.append(classes == rows.labels[part])
+    return np.concatenate(found)

@@ -14,13 +14,13 @@ from tasks.randomness import COIN_SOURCE, unpredictable_generator
 from tasks.recipes import CandidateRecipe, Recipe
 from tasks.training.checkpoints import Checkpoint
 from tasks.training.clippers import clipper
-from tasks.training.fit import require_fit
 from tasks.training.fitness import FrozenPart
 from tasks.training.group import ALONE, Group
 from tasks.training.history import History, library_versions
 from tasks.training.mode_choice import choose_mode
 from tasks.training.noise import INJECTED, NoiseSource, SecureNoise, SeededNoise
 from tasks.training.run import Run, TrainedCandidate
+from tasks.training.scores import require_fit
 
 if TYPE_CHECKING:
     import torch

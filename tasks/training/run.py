@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from accounting.errors import InvalidInput, RemergeError
@@ -72,7 +72,7 @@ class Run:
         self.group = group
         self.rates = learning_rates(candidate)
         self.recorder = StepRecorder()
-        self.stretches: tuple[Stretch, ...] = ()
+        self.stretches: tuple[Stretch, ...] = (Stretch(run_id=run_id, token=secrets.token_hex(8)),)
         self.metrics: list[dict[str, float]] = []
         self.kept: dict[int, Mapping[str, Tensor]] = {}
         self.progress = Progress()
@@ -83,12 +83,6 @@ class Run:
             initialisation_digest=history.initialisation_digest,
             library_versions=history.versions,
         )
-        self._begin(run_id)
-
-    def _begin(self, run_id: str) -> None:
-        done = len(self.recorder.steps)
-        token = secrets.token_hex(8)
-        self.stretches = (*self.stretches, Stretch(run_id=run_id, token=token, first_step=done))
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint, in a new stretch."""
@@ -99,10 +93,7 @@ class Run:
             )
         (here,) = self.stretches
         self.recorder = StepRecorder(checkpoint.steps)
-        self.stretches = (
-            *checkpoint.stretches,
-            Stretch(run_id=here.run_id, token=here.token, first_step=checkpoint.step),
-        )
+        self.stretches = (*checkpoint.stretches, replace(here, first_step=checkpoint.step))
         self.module.load_state_dict(checkpoint.parameters)
         parameters = self.clipper.optimizer.params
         for name, tensor in checkpoint.optimizer.items():
@@ -126,9 +117,8 @@ class Run:
     ) -> None:
         """Take the steps that are left."""
         optimizer, device = self.clipper.optimizer, self.history.device
-        optimizer.attach_step_hook(
-            self.recorder
-        )  # in place of Opacus's accountant: ours reads the trajectory
+        # In place of Opacus's accountant: ours reads the trajectory.
+        optimizer.attach_step_hook(self.recorder)
         candidate, done = self.candidate, len(self.recorder.steps)
         monitor = self._monitor(done)
         self._training_mode()

@@ -24,6 +24,7 @@ from tasks.randomness import executed_probability
 from tasks.recipes import CandidateRecipe, Recipe
 from tasks.training import TrainingFailed, train_candidate
 from tasks.tuning.trials import Array, Setting, Trial
+from tasks.validation import right
 
 if TYPE_CHECKING:
     import torch
@@ -84,7 +85,7 @@ class Bench:
         import torch
 
         from tasks.models import build
-        from tasks.training.fit import require_fit
+        from tasks.training.scores import require_fit
 
         module = build(self.recipe.network)
         module.load_state_dict(self.initial)
@@ -120,14 +121,14 @@ class Bench:
         """
         steps = self.candidate.steps
         seeds = self.seeds if setting.is_random else 1
-        right = []
+        found = []
         for seed in range(seeds):
 
             def on_step(step: int, before: int = seed * steps) -> None:
                 on_progress((before + step) / (seeds * steps))
 
-            right.append(self._one(setting, seed, on_step))
-        return Trial(setting=setting, right=np.stack(right))
+            found.append(self._one(setting, seed, on_step))
+        return Trial(setting=setting, right=np.stack(found))
 
     def _one(self, setting: Setting, seed: int, on_step: Callable[[int], None]) -> Array:
         """Which scoring rows a model is right on, shape (rows,): 1 or 0, or NaN everywhere if training failed."""
@@ -149,18 +150,11 @@ class Bench:
         return self._right(trained.model)
 
     def _right(self, model: bytes) -> Array:
-        import torch
-
         from tasks.models import build, state_from_bytes
-        from tasks.objective import predicted
 
         module = build(self.recipe.network)
         module.load_state_dict(state_from_bytes(model))
-        module.eval()
-        with torch.no_grad():
-            classes = predicted(module(torch.tensor(self.scoring.features)))
-        right: Array = (classes.numpy() == self.scoring.labels).astype(np.float64)
-        return right
+        return right(module, self.scoring).astype(np.float64)
 
     def _public_generator(self, purpose: str, seed: int) -> torch.Generator:
         """The same for every trial with this seed, so that trials differ by their settings rather than by luck."""

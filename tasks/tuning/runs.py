@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import json
 import tempfile
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accounting.errors import RemergeError
-from tasks.candidate_runs import fail_run
-from tasks.mlflow_server import answers, experiment, require_up
+from tasks.candidate_runs import create_run, fail_run, log_metrics, metrics_of
+from tasks.mlflow_server import answers, require_up
 from tasks.tuning.search import Stage
 from tasks.tuning.trials import Setting, Trial
 from tasks.tuning.tuning import Prepared, Tuning, document, snippet, values
@@ -33,11 +32,11 @@ _PARENT_TAG = "mlflow.parentRunId"  # MLflow's own: its pages show such a run be
 class TuningLog:
     """Writes trials and stages of one tuning as they end."""
 
-    def __init__(self, client: MlflowClient, prepared: Prepared, experiment_id: str, run_id: str) -> None:
+    def __init__(self, client: MlflowClient, prepared: Prepared, experiment: str, run_id: str) -> None:
         self.run_id = run_id  # of the whole tuning
         self._client = client
         self._prepared = prepared
-        self._experiment_id = experiment_id
+        self._experiment = experiment
         self._trials: dict[tuple[str, Setting], str] = {}  # run ids
 
     def stage_begins(self, name: str, trials: int) -> None:
@@ -55,20 +54,18 @@ class TuningLog:
             "expected_batch_size": bench.as_recipe(setting).expected_batch_size,
         }
         tags = {STAGE_TAG: stage, _PARENT_TAG: self.run_id, TUNED_TAG: bench.candidate.name}
-        run_id = _create(self._client, self._experiment_id, f"{stage} {number}", parameters, tags)
+        run_id = create_run(self._client, self._experiment, f"{stage} {number}", parameters, tags)
         self._trials[stage, setting] = run_id
-        by_seed = [{"accuracy": float(seed)} for seed in trial.right.mean(axis=1)]
+        by_seed = [
+            {"step": float(seed), "accuracy": float(share)}
+            for seed, share in enumerate(trial.right.mean(axis=1))
+        ]
         with answers("log a trial"):
             if trial.diverged:  # MLflow's charts have no place for NaN
                 self._client.set_tag(run_id, "remerge.failure", "training diverged")
                 self._client.set_terminated(run_id, "FAILED")
                 return
-            _log(self._client, run_id, by_seed)
-            _log(
-                self._client,
-                run_id,
-                [{"mean_accuracy": trial.accuracy, "standard_error": trial.standard_error}],
-            )
+            log_metrics(self._client, run_id, metrics_of([*by_seed, _score(trial)]))
             self._client.set_terminated(run_id, "FINISHED")
 
     def stage_ended(self, stage: Stage) -> None:
@@ -95,11 +92,7 @@ class TuningLog:
             for name, content in files.items():
                 (Path(folder) / name).write_text(content, encoding="utf-8")
             self._client.log_artifacts(self.run_id, folder)
-            _log(
-                self._client,
-                self.run_id,
-                [{"mean_accuracy": chosen.accuracy, "standard_error": chosen.standard_error}],
-            )
+            log_metrics(self._client, self.run_id, metrics_of([_score(chosen)]))
             self._client.set_terminated(self.run_id, "FINISHED")
 
 
@@ -125,17 +118,16 @@ def logged(client: MlflowClient, prepared: Prepared) -> Iterator[TuningLog]:
         "planned_trials": prepared.plan.trials,
         "recipe_sha256": bench.recipe.sha256(),
     }
-    with answers("start a tuning"):
-        experiment_id = experiment(client, f"{bench.recipe.name}-tuning")
-    run_id = _create(
+    experiment = f"{bench.recipe.name}-tuning"
+    run_id = create_run(
         client,
-        experiment_id,
+        experiment,
         f"{bench.candidate.name} at epsilon {prepared.epsilon:g}",
         parameters,
         {TUNED_TAG: bench.candidate.name},
     )
     try:
-        yield TuningLog(client, prepared, experiment_id, run_id)
+        yield TuningLog(client, prepared, experiment, run_id)
     except BaseException as error:
         reason = error.message if isinstance(error, RemergeError) else type(error).__name__
         with suppress(RemergeError):  # the cause matters more than the mark
@@ -143,30 +135,5 @@ def logged(client: MlflowClient, prepared: Prepared) -> Iterator[TuningLog]:
         raise
 
 
-def _create(
-    client: MlflowClient,
-    experiment_id: str,
-    name: str,
-    parameters: Mapping[str, object],
-    tags: Mapping[str, str],
-) -> str:
-    from mlflow.entities import Param
-
-    with answers("start a run"):
-        run_id = str(client.create_run(experiment_id, run_name=name, tags=dict(tags)).info.run_id)
-        client.log_batch(run_id, params=[Param(key, str(value)) for key, value in parameters.items()])
-    return run_id
-
-
-def _log(client: MlflowClient, run_id: str, steps: list[dict[str, float]]) -> None:
-    from mlflow.entities import Metric
-
-    now = int(time.time() * 1000)
-    client.log_batch(
-        run_id,
-        metrics=[
-            Metric(name, value, now, step)
-            for step, found in enumerate(steps)
-            for name, value in found.items()
-        ],
-    )
+def _score(trial: Trial) -> dict[str, float]:
+    return {"step": 0.0, "mean_accuracy": trial.accuracy, "standard_error": trial.standard_error}

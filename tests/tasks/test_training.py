@@ -20,28 +20,12 @@ from accounting.errors import InvalidInput
 from accounting.joint_release import single_run
 from tasks.data import Rows
 from tasks.models import build, initial_state, state_bytes, state_from_bytes
-from tasks.training import TrainedCandidate, train_candidate
 from tasks.training.clippers import MODES
 from tasks.training.recording import TrainingFailed
+from tests.tasks.training.by_hand import seeded
+from tests.tasks.training.test_reference import train
 
 Build = Callable[..., Any]
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def train(small: Any, **changes: Any) -> TrainedCandidate:
-    arguments = {
-        "recipe": small.recipe,
-        "splits": small.splits,
-        "initial": initial_state(small.recipe.network, small.recipe.initialisation_seed),
-        "run_id": "run",
-        "data_digest": "0" * 64,
-        "noise_generator": seeded(1),
-        "sampling_generator": seeded(2),
-    }
-    return train_candidate(small.recipe.candidate("only"), **{**arguments, **changes})
 
 
 def batches(small: Any) -> Iterator[list[int]]:
