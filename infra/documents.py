@@ -14,6 +14,7 @@ from pydantic import (
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
+    ValidationInfo,
     field_validator,
     model_serializer,
     model_validator,
@@ -25,7 +26,12 @@ from infra.strict_document import Digest, Document, Name, Time
 
 Relation = Literal["replace_one", "add_or_remove_one", "replace_special"]
 Selection = Literal["noise", "stated", "public_twin", "validation", "validation_unaccounted"]
-
+# The operators of `tasks.merging`, which this folder may not ask.
+Merge = Literal[
+    "linear", "average", "task_arithmetic", "ties", "dare", "fisher", "regmean", "pcb", "wudi", "slerp"
+]
+Option = bool | int | float | str  # of a merge operator
+DEFAULT_MECHANISMS = ("linear_combination", "random_selection")
 
 FileName = Annotated[str, Field(pattern=r"^[a-z_]+\.[a-z]+$")]  # of a release: never a path
 
@@ -43,8 +49,11 @@ class Policy(Document):
     portfolio: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}@(?:[1-9][0-9]*|latest)$")]
     mechanisms: Annotated[
         tuple[Literal["linear_combination", "random_selection", "mixture"], ...], Field(min_length=1)
-    ] = ("linear_combination", "random_selection")
-    merge: Literal["linear"] = "linear"
+    ] = DEFAULT_MECHANISMS
+    merge: Merge = "linear"  # with another one no mechanism is asked: what it makes of several candidates is released
+    merge_options: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")], Option] = Field(
+        default_factory=dict
+    )  # of the operator, see tasks.merging.checked_options
     selection: Selection = "noise"  # what the weights may depend on, see accounting.selection_rules
     # What the budget must cover: this release, all releases of this region, or all of the lineage in any region.
     scope: Literal["release", "region", "all_regions"] = "release"
@@ -66,6 +75,23 @@ class Policy(Document):
         if len(set(value)) != len(value):
             raise ValueError("each mechanism may be named once")
         return value
+
+    @field_validator("merge")
+    @classmethod
+    def _asks_no_mechanism(cls, value: str, found: ValidationInfo) -> str:
+        mechanisms = found.data.get("mechanisms", DEFAULT_MECHANISMS)
+        if value != "linear" and set(mechanisms) != set(DEFAULT_MECHANISMS):
+            raise ValueError(
+                f"{value} releases what it makes of several candidates, so it goes without mechanisms: leave them "
+                "out, or merge by linear"
+            )
+        return value
+
+    @model_serializer(mode="wrap")
+    def _as_before_without_options(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out options where there are none, so that policies of before keep their bytes and digests."""
+        fields: dict[str, Any] = write(self)
+        return {name: value for name, value in fields.items() if name != "merge_options" or value}
 
     @property
     def cap(self) -> float:
@@ -134,6 +160,9 @@ class CandidateRecord(Document):
         return {name: value for name, value in fields.items() if value is not None}
 
 
+GROUP_FIELDS = ("tasks", "records", "task_data")  # of a manifest, only where there are several tasks
+
+
 class PortfolioManifest(Document):
     """A portfolio version: only its candidates exist for the solver."""
 
@@ -152,12 +181,43 @@ class PortfolioManifest(Document):
     n_max: Annotated[int, Field(ge=1)] | None
     flow_run_id: str | None
     candidates: Annotated[tuple[CandidateRecord, ...], Field(min_length=1)]
+    # Of a group: several tasks, each trained on data of its own from one public start. All three or none.
+    tasks: dict[Name, Name] | None = None  # by candidate
+    records: Literal["disjoint", "shared"] | None = None  # disjoint: no record was found in two tasks' data
+    task_data: dict[Name, DataRecord] | None = None  # by task; `data` is what `load_tasks` makes of them all
 
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
+    @model_validator(mode="after")
+    def _whole_tasks(self) -> Self:
+        given = [name for name in GROUP_FIELDS if getattr(self, name) is not None]
+        if given and len(given) < len(GROUP_FIELDS):
+            raise ValueError(f"{', '.join(GROUP_FIELDS)} go together")
+        if self.tasks is None or self.task_data is None:
+            return self
+        if set(self.tasks) != {candidate.name for candidate in self.candidates}:
+            raise ValueError("tasks names the task of every candidate, and of no other")
+        if set(self.tasks.values()) != set(self.task_data) or len(self.task_data) < 2:
+            raise ValueError("tasks and task_data name the same tasks, at least two")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_before_without_tasks(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what only groups have, so that other manifests keep their bytes and digests."""
+        fields: dict[str, Any] = write(self)
+        return {
+            name: value for name, value in fields.items() if name not in GROUP_FIELDS or value is not None
+        }
 
     @property
     def reference(self) -> str:
         return f"{self.name}@{self.serial}"
+
+    def private_digest_of(self, candidate: str) -> str:
+        """The digest of the private rows that a candidate was trained on: of its task's, where there are tasks."""
+        if self.tasks is None or self.task_data is None:
+            return self.data.private.digest
+        return self.task_data[self.tasks[candidate]].private.digest
 
 
 class Draw(Document):
@@ -191,6 +251,21 @@ class LedgerOutcome(Document):
     coefficients: (
         dict[str, float] | None
     )  # lambda of one average, of which alone it tells; None: of all candidates
+    # By candidate, where different tasks trained them on data sets that share no record: then the releases of one
+    # lineage compose task by task. None: a record may be in all of them.
+    tasks: dict[str, Name] | None = None
+
+    @model_validator(mode="after")
+    def _a_task_each(self) -> Self:
+        if self.tasks is not None and set(self.tasks) != set(self.candidates):
+            raise ValueError("tasks names the task of every candidate, or there are none")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_before_without_tasks(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out tasks where there are none, so that ledgers of before keep their chains."""
+        fields: dict[str, Any] = write(self)
+        return {name: value for name, value in fields.items() if name != "tasks" or value is not None}
 
 
 class LedgerEntry(Document):
