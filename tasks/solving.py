@@ -17,22 +17,44 @@ from accounting.trajectory import Candidate
 from infra.documents import Policy, PortfolioManifest
 from tasks.candidates import LoadedCandidate
 from tasks.data import load_public_train
+from tasks.merging import needs
+from tasks.policy_merges import options_of
 from tasks.validation import accuracy
 
 
 def solve_policy(
-    policy: Policy, candidates: Sequence[Candidate], scores: Mapping[str, float] | None = None
+    policy: Policy,
+    candidates: Sequence[Candidate],
+    scores: Mapping[str, float] | None = None,
+    manifest: PortfolioManifest | None = None,
 ) -> Plan:
     """The best weights under a policy, from trajectories and what its selection rule looks at beside them.
+
+    With another merge operator than linear these are the weights that the operator is given.
 
     Args:
         candidates: from `tasks.candidates.accountable`, which gives them the utilities that the rule needs.
         scores: from `consulted_scores`; None for rules that look at none.
+        manifest: of the candidates' portfolio; where it is one of several tasks, one candidate of each is merged.
 
     Raises:
         accounting.errors.BudgetInfeasible: nothing satisfies the budget; says what to train.
         accounting.errors.RemergeError: the candidates cannot be accounted or compared.
     """
+    options = options_of(policy)
+    if manifest is not None and manifest.tasks is not None:
+        assert manifest.records is not None
+        return solve_tasks(
+            _budget(policy),
+            candidates,
+            {candidate.name: manifest.tasks[candidate.name] for candidate in candidates},
+            relation=NeighboringRelation(policy.neighboring_relation),
+            records=manifest.records,
+            selection=policy.selection,
+            merge=policy.merge,
+            merge_options=options,
+            scores=scores,
+        )
     return solve(
         _budget(policy),
         candidates,
@@ -41,6 +63,9 @@ def solve_policy(
         selection=policy.selection,
         realised_epsilon_cap=policy.cap,
         scores=scores,
+        merge=policy.merge,
+        merge_options=options,
+        set_size=needs(policy.merge).models,
     )
 
 

@@ -1,0 +1,109 @@
+"""The parameters that a plan or a certificate stands for, made from its candidates: the same inputs, the same bytes.
+
+Beside the models an operator may need the public start of their training, or statistics of each model on public
+rows. The statistics are made again whenever they are needed: they are functions of models that the joint release
+covers, and of public rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from accounting.plan import Mechanism
+from infra.documents import PortfolioManifest
+from tasks import merging
+from tasks.policy_merges import Claim
+from tasks.registry import fetch_public_start
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Material:
+    """What an operator merges with beside the candidates' models."""
+
+    start: bytes | None = None  # contents of a safetensors file: the public initial parameters
+    statistics: Mapping[str, bytes] | None = None  # contents of safetensors files by candidate name
+
+
+def public_start(client: MlflowClient, manifest: PortfolioManifest, operator: str) -> bytes | None:
+    """The public initial parameters, where an operator needs them; errors as `fetch_public_start`."""
+    return fetch_public_start(client, manifest) if merging.needs(operator).base else None
+
+
+def public_statistics(
+    manifest: PortfolioManifest, claim: Claim, models: Mapping[str, bytes]
+) -> dict[str, bytes] | None:
+    """Statistics of the merged candidates on the public-train rows, where the claim's operator needs them.
+
+    Args:
+        models: of at least the candidates with a weight.
+
+    Raises:
+        InvalidInput: the public rows are not those that the portfolio was trained with, or the operator cannot merge
+            this network.
+    """
+    kind = merging.needs(claim.merge).statistics if claim.mechanism is Mechanism.OPERATOR else None
+    if kind is None:
+        return None
+    from tasks.data import load_public_train
+    from tasks.merging.statistics import fisher_statistics, gram_statistics
+
+    make = fisher_statistics if kind == "fisher" else gram_statistics
+    if claim.tasks:
+        from tasks.task_groups import task_statistics
+
+        with _one_thread():
+            return task_statistics(manifest, kind, {name: models[name] for name in claim.weights})
+    rows = load_public_train(manifest)
+    with _one_thread():
+        return {name: make(manifest.network, models[name], rows) for name in claim.weights}
+
+
+def merged(
+    claim: Claim, weights: Mapping[str, float], models: Mapping[str, bytes], material: Material
+) -> bytes:
+    """The parameters to release.
+
+    Args:
+        claim: a plan or a certificate.
+        weights: of the candidates to merge, in the portfolio manifest's order: all of them, or those of the
+            candidate or component that was drawn.
+        models: of at least these candidates.
+
+    Returns:
+        The contents of a safetensors file.
+
+    Raises:
+        IncompatibleCandidates, InvalidInput: the operator cannot merge these models.
+    """
+    used = {name: models[name] for name in weights}
+    if claim.mechanism is not Mechanism.OPERATOR:
+        return merging.linear_combination(used, weights)
+    options = dict(claim.merge_options)
+    if claim.tasks:
+        from tasks.task_groups import merge_tasks
+
+        return merge_tasks(
+            claim.merge, used, weights, options=options, base=material.start, statistics=material.statistics
+        )
+    return merging.merge_models(
+        claim.merge, used, weights, options=options, base=material.start, statistics=material.statistics
+    )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """How many threads add numbers up changes how the sum is rounded; a retry must make the same bytes."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
