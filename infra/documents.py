@@ -162,6 +162,9 @@ class CandidateRecord(Document):
         return {name: value for name, value in fields.items() if value is not None}
 
 
+GROUP_FIELDS = ("tasks", "records", "task_data")  # of a manifest, only where there are several tasks
+
+
 class PortfolioManifest(Document):
     """A portfolio version: only its candidates exist for the solver."""
 
@@ -180,12 +183,43 @@ class PortfolioManifest(Document):
     n_max: Annotated[int, Field(ge=1)] | None
     flow_run_id: str | None
     candidates: Annotated[tuple[CandidateRecord, ...], Field(min_length=1)]
+    # Of a group: several tasks, each trained on data of its own from one public start. All three or none.
+    tasks: dict[Name, Name] | None = None  # by candidate
+    records: Literal["disjoint", "shared"] | None = None  # disjoint: no record was found in two tasks' data
+    task_data: dict[Name, DataRecord] | None = None  # by task; `data` is what `load_tasks` makes of them all
 
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
+    @model_validator(mode="after")
+    def _whole_tasks(self) -> Self:
+        given = [name for name in GROUP_FIELDS if getattr(self, name) is not None]
+        if given and len(given) < len(GROUP_FIELDS):
+            raise ValueError(f"{', '.join(GROUP_FIELDS)} go together")
+        if self.tasks is None or self.task_data is None:
+            return self
+        if set(self.tasks) != {candidate.name for candidate in self.candidates}:
+            raise ValueError("tasks names the task of every candidate, and of no other")
+        if set(self.tasks.values()) != set(self.task_data) or len(self.task_data) < 2:
+            raise ValueError("tasks and task_data name the same tasks, at least two")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_before_without_tasks(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what only groups have, so that other manifests keep their bytes and digests."""
+        fields: dict[str, Any] = write(self)
+        return {
+            name: value for name, value in fields.items() if name not in GROUP_FIELDS or value is not None
+        }
 
     @property
     def reference(self) -> str:
         return f"{self.name}@{self.serial}"
+
+    def private_digest_of(self, candidate: str) -> str:
+        """The digest of the private rows that a candidate was trained on: of its task's, where there are tasks."""
+        if self.tasks is None or self.task_data is None:
+            return self.data.private.digest
+        return self.task_data[self.tasks[candidate]].private.digest
 
 
 class Draw(Document):

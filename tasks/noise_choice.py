@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from accounting.budget import NeighboringRelation, PrivacyBudget
 from accounting.calibration import PRESETS, TrainingShape, calibrated_noise
 from accounting.errors import InvalidInput, RemergeError
+from accounting.paired_mechanism import multiplier_of_equal_privacy
 from tasks.randomness import executed_probability
 
 LEAST_NOISE = 0.01  # noise multiplier of a candidate; epsilons of such runs are in the thousands
@@ -29,6 +30,8 @@ class Chosen(Protocol):
     def target_epsilon(self) -> float | None: ...
     @property
     def preset(self) -> str | None: ...
+    @property
+    def is_paired(self) -> bool: ...
 
 
 def with_defaults(
@@ -81,9 +84,20 @@ def noise_of(candidate: Chosen, *, delta: float, relation: str, where: str) -> f
             relation=NeighboringRelation(relation),
             sampling_probability=executed_probability(candidate.sampling_probability),
         )
-        return calibrated_noise(PrivacyBudget(epsilon=target, delta=delta), shape)
+        budget = PrivacyBudget(epsilon=target, delta=delta)
+        return noise_for_target(budget, shape, is_paired=candidate.is_paired)
     except RemergeError as error:
         raise InvalidInput(f"{where}: candidate {candidate.name}: {error.message}") from None
+
+
+def noise_for_target(budget: PrivacyBudget, shape: TrainingShape, *, is_paired: bool) -> float:
+    """The noise multiplier of each release of a run that meets a budget, see `calibrated_noise`.
+
+    Args:
+        is_paired: whether each step makes two releases from one batch, and so needs sqrt(2) times the noise.
+    """
+    noise = calibrated_noise(budget, shape)
+    return multiplier_of_equal_privacy(noise) if is_paired else noise
 
 
 class Noisy(Protocol):

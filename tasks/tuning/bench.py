@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from accounting.budget import LARGEST_EPSILON, LEAST_EPSILON, NeighboringRelation, PrivacyBudget
-from accounting.calibration import TrainingShape, calibrated_noise
+from accounting.calibration import TrainingShape
 from accounting.errors import AccountingError, InvalidInput
+from accounting.joint_release import single_run
+from accounting.paired_mechanism import Ascent
 from infra.canonical import sha256_hex
 from tasks.data import Rows, Splits, load_splits
+from tasks.noise_choice import noise_for_target
 from tasks.public_twins import split_public, twin_recipe
 from tasks.randomness import executed_probability
 from tasks.recipes import CandidateRecipe, Recipe
@@ -170,7 +173,8 @@ def noise_for(recipe: Recipe, candidate: CandidateRecipe) -> Callable[[float, fl
 
     def found(epsilon: float, sampling_probability: float) -> float:
         shape = _shape(recipe, candidate, sampling_probability)
-        return calibrated_noise(PrivacyBudget(epsilon=epsilon, delta=recipe.delta), shape)
+        budget = PrivacyBudget(epsilon=epsilon, delta=recipe.delta)
+        return noise_for_target(budget, shape, is_paired=candidate.is_paired)
 
     return found
 
@@ -184,8 +188,10 @@ def own_epsilon(recipe: Recipe, candidate: CandidateRecipe) -> float:
     from accounting.words import rounded_up
 
     try:
-        bound = _shape(recipe, candidate, candidate.sampling_probability).bound(candidate.noise_multiplier)
-        epsilon = float(rounded_up(bound.epsilon(recipe.delta), 3))
+        run = _shape(recipe, candidate, candidate.sampling_probability).run(candidate.noise_multiplier)
+        if candidate.is_paired:
+            run = replace(run, segments=(replace(run.segments[0], optimizer=Ascent.SAME_BATCH.value),))
+        epsilon = float(rounded_up(single_run(run).epsilon(recipe.delta), 3))
     except AccountingError:
         epsilon = np.nan
     if not LEAST_EPSILON <= epsilon <= LARGEST_EPSILON:
