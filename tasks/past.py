@@ -10,6 +10,7 @@ from accounting.budget import NeighboringRelation
 from accounting.ledger import Outcome, PastRelease, cumulative
 from accounting.plan import Mechanism, Plan
 from accounting.trajectory import Candidate, Segment, Trajectory, parse_relation, segment_from_dict
+from infra.canonical import digest
 from infra.documents import LedgerEntry, LedgerOutcome, Policy
 
 
@@ -123,6 +124,16 @@ def tasks_of(plan: Plan, names: Sequence[str]) -> dict[str, str] | None:
     return {name: plan.tasks[name] for name in names}
 
 
+def data_of_tasks(tasks: Mapping[str, str], trajectories: Mapping[str, Trajectory]) -> str:
+    """A digest of which data sets the tasks have, of all of them together.
+
+    Args:
+        tasks: by candidate, one for each task of the portfolio at least.
+        trajectories: of at least these candidates; each records the keyed digest of its own private rows.
+    """
+    return digest(sorted({(task, trajectories[name].data_digest) for name, task in tasks.items()}))
+
+
 def together(releases: Sequence[PastRelease], relation: NeighboringRelation) -> Bound:
     """What all these releases tell about a record; errors as `accounting.ledger.cumulative`.
 
@@ -148,12 +159,16 @@ def outcomes_of_plan(
     for name, probability in plan.outcomes.items():
         merged = plan.merged_weights(name)
         names = list(dict.fromkeys([*merged, *consulted, *plan.consulted]))
+        runs = [trajectories[each] for each in names]
         tasks = tasks_of(plan, names)
+        if tasks is not None:
+            data = data_of_tasks(tasks, trajectories)
+            runs = [replace(run, data_digest=data) for run in runs]
         alone = plan.mechanism is not Mechanism.OPERATOR and not (consulted or plan.consulted)
         found.append(
             Outcome(
                 probability=probability,
-                runs=tuple(trajectories[each] for each in names),
+                runs=tuple(runs),
                 weights=tuple(merged.values()) if alone else None,
                 tasks=None if tasks is None else tuple(tasks.values()),
             )

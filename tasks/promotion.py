@@ -23,7 +23,7 @@ from infra.object_store import Changed, Corrupted
 from infra.releases import DRAW, ReleaseStore
 from tasks import drawing
 from tasks.candidates import LoadedCandidate
-from tasks.past import tasks_of
+from tasks.past import data_of_tasks, tasks_of
 from tasks.release_merging import Material, merged
 
 POINTER_TRIES = 20
@@ -112,7 +112,7 @@ def ledger_fields(
                 for candidate in names
             },
             "coefficients": None if looked_at or plan.mechanism is Mechanism.OPERATOR else weights,
-            **({} if tasks is None else {"tasks": tasks, "data_digest": manifest.data.private.digest}),
+            **({} if tasks is None else {"tasks": tasks, "data_digest": data_of_tasks(tasks, trajectories)}),
         }
 
     return {

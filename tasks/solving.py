@@ -19,6 +19,7 @@ from tasks.candidates import LoadedCandidate
 from tasks.data import load_public_train
 from tasks.merging import needs
 from tasks.policy_merges import options_of
+from tasks.release_merging import own_network_and_rows
 from tasks.validation import accuracy
 
 
@@ -86,16 +87,23 @@ def consulted_scores(
     """
     if policy.selection not in (VALIDATION, UNACCOUNTED):
         return None
-    names = consulted_names(policy, candidates)
+    names = consulted_names(policy, candidates, manifest.tasks)
     rows = load_public_train(manifest)
-    return {name: accuracy(manifest.network, loaded[name].model, rows) for name in names}
+    scores = {}
+    for name in names:
+        network, own_rows = own_network_and_rows(manifest, name, rows)
+        scores[name] = accuracy(network, loaded[name].model, own_rows)
+    return scores
 
 
-def consulted_names(policy: Policy, candidates: Sequence[Candidate]) -> list[str]:
+def consulted_names(
+    policy: Policy, candidates: Sequence[Candidate], tasks: Mapping[str, str] | None = None
+) -> list[str]:
     """Which candidates to look at, decided by public hyper-parameters and the budget alone.
 
     By `validation` as many as the budget covers, the most private first: their joint release must fit. By
-    `validation_unaccounted`, where nothing is covered, all.
+    `validation_unaccounted`, where nothing is covered, all. Of several tasks each one's most private candidate comes
+    first, then each one's second, and so on.
 
     Returns:
         At least one name, in candidate order. Where not even the most private candidate fits, its name, and the
@@ -112,6 +120,12 @@ def consulted_names(policy: Policy, candidates: Sequence[Candidate]) -> list[str
             return math.inf, candidate.name
 
     ordered = sorted(candidates, key=own)
+    if tasks is not None:
+        places = {
+            candidate.name: sum(tasks[other.name] == tasks[candidate.name] for other in ordered[:k])
+            for k, candidate in enumerate(ordered)
+        }
+        ordered.sort(key=lambda candidate: places[candidate.name])
 
     def is_too_much(count: int) -> bool:
         try:

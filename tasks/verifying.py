@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from accounting.certificate import Certificate
-from accounting.checks import Check, compare, failed, not_compared
+from accounting.checks import Check, compare, failed, not_compared, within
 from accounting.errors import RemergeError
 from accounting.independent import derive_again
 from accounting.plan import Mechanism
@@ -22,7 +22,7 @@ from infra.documents import Draw, LedgerEntry, Policy, PortfolioManifest, Releas
 from infra.releases import CERTIFICATE, DRAW, MODEL
 from tasks.drawing import drawn_index
 from tasks.policy_merges import allows, merge_rule, options_of
-from tasks.release_merging import Material, merged
+from tasks.release_merging import ROUNDING, Material, merged, relative_difference, rounds_alike
 from tasks.verifying_ledger import of_ledger, of_scope, outcomes_of
 
 
@@ -233,7 +233,16 @@ def _of_model(certificate: Certificate, evidence: Evidence) -> list[Check]:
         )
     except RemergeError as error:
         return [*checks, failed(what, error.message)]
-    return [*checks, compare(what, sha256_hex(evidence.model), sha256_hex(again))]
+    return [*checks, _same_model(certificate, what, evidence.model, again)]
+
+
+def _same_model(certificate: Certificate, what: str, released: bytes, again: bytes) -> Check:
+    """The same bytes; of operators whose numbers another machine rounds otherwise, nearly the same parameters."""
+    check = compare(what, sha256_hex(released), sha256_hex(again))
+    if check.holds or certificate.mechanism is not Mechanism.OPERATOR or rounds_alike(certificate.merge):
+        return check
+    difference = relative_difference(released, again)
+    return check if not difference <= ROUNDING else within(what, difference, (0.0, ROUNDING), 0.0)
 
 
 def _runs(certificate: Certificate, stored: Mapping[str, bytes]) -> tuple[dict[str, Trajectory], list[Check]]:
