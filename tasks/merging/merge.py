@@ -14,13 +14,24 @@ from accounting.errors import InvalidInput
 from infra.tensor_file import ELEMENT_BYTES, FLOATS, TensorPlace, narrowed, new_layout, widened
 from tasks.merging import linear
 from tasks.merging.average import AVERAGE
+from tasks.merging.dare import DARE
+from tasks.merging.fisher import FISHER
 from tasks.merging.inputs import PIECE, Inputs
+from tasks.merging.marks import require_public_statistics
 from tasks.merging.operator import Needs, Operator, Options, Value
+from tasks.merging.pcb import PCB
+from tasks.merging.regmean import REGMEAN
+from tasks.merging.slerp import SLERP
 from tasks.merging.sources import Memory, Source, opened, replacing, require_same_architecture, write_all
 from tasks.merging.task_arithmetic import TASK_ARITHMETIC
+from tasks.merging.ties import TIES
+from tasks.merging.wudi import WUDI
 
 LINEAR = Operator(name="linear", rule=lambda options: linear.MERGE_RULE)
-_ALL = {operator.name: operator for operator in (LINEAR, AVERAGE, TASK_ARITHMETIC)}
+_ALL = {
+    operator.name: operator
+    for operator in (LINEAR, AVERAGE, TASK_ARITHMETIC, TIES, DARE, FISHER, REGMEAN, PCB, WUDI, SLERP)
+}
 OPERATORS = tuple(_ALL)
 
 Write = Callable[[int, memoryview], None]  # (first byte, content)
@@ -223,6 +234,8 @@ class _Merge:
         first = candidates[0]
         for other in [*candidates[1:], *([base] if base else [])]:
             require_same_architecture(first, other)
+        if operator.needs.statistics is not None:
+            require_public_statistics(operator.needs.statistics, statistics, first.tensors)
         self._candidates = candidates
         self._operator = operator
         self._head, self._places = new_layout(first.tensors)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
 from accounting.errors import IncompatibleCandidates
 from infra.tensor_file import TensorPlace, new_layout
+from tasks.merging.marks import marked
 from tasks.merging.sources import Memory
 
 
@@ -51,18 +51,8 @@ def joined(parts: Sequence[bytes]) -> bytes:
 
 def _written(tensors: Mapping[str, tuple[bytes, TensorPlace]], metadata: Mapping[str, str]) -> bytes:
     head, places = new_layout({name: place for name, (_, place) in tensors.items()})
-    if metadata:
-        head = _with_metadata(head, metadata)
-    pieces = [head]
+    pieces = [marked(head, metadata)]
     for name in places:
         content, place = tensors[name]
         pieces.append(content[place.start : place.start + place.length])
     return b"".join(pieces)
-
-
-def _with_metadata(head: bytes, metadata: Mapping[str, str]) -> bytes:
-    """A file's beginning with metadata put in; places count from its end, so they stay."""
-    header = {"__metadata__": dict(sorted(metadata.items())), **json.loads(head[8:])}
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
