@@ -50,7 +50,9 @@ class Policy(Document):
     mechanisms: Annotated[
         tuple[Literal["linear_combination", "random_selection", "mixture"], ...], Field(min_length=1)
     ] = DEFAULT_MECHANISMS
-    merge: Merge = "linear"  # with another one no mechanism is asked: what it makes of several candidates is released
+    merge: Merge = (
+        "linear"  # with another one no mechanism is asked: what it makes of several candidates is released
+    )
     merge_options: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")], Option] = Field(
         default_factory=dict
     )  # of the operator, see tasks.merging.checked_options
@@ -251,21 +253,25 @@ class LedgerOutcome(Document):
     coefficients: (
         dict[str, float] | None
     )  # lambda of one average, of which alone it tells; None: of all candidates
-    # By candidate, where different tasks trained them on data sets that share no record: then the releases of one
-    # lineage compose task by task. None: a record may be in all of them.
+    # By candidate, where different tasks trained them on data sets that share no record: then what is released of the
+    # same data sets composes task by task. None: a record may be in all of them.
     tasks: dict[str, Name] | None = None
+    data_digest: Digest | None = None  # of all tasks' data sets together
 
     @model_validator(mode="after")
     def _a_task_each(self) -> Self:
         if self.tasks is not None and set(self.tasks) != set(self.candidates):
             raise ValueError("tasks names the task of every candidate, or there are none")
+        if (self.tasks is None) != (self.data_digest is None):
+            raise ValueError("tasks and data_digest go together")
         return self
 
     @model_serializer(mode="wrap")
     def _as_before_without_tasks(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out tasks where there are none, so that ledgers of before keep their chains."""
         fields: dict[str, Any] = write(self)
-        return {name: value for name, value in fields.items() if name != "tasks" or value is not None}
+        late = {"tasks", "data_digest"}
+        return {name: value for name, value in fields.items() if name not in late or value is not None}
 
 
 class LedgerEntry(Document):

@@ -110,7 +110,9 @@ def test_a_candidate_comes_back_as_it_went_in(registered: Registered) -> None:
     assert trajectory == registered.trained.trajectory
 
 
-def test_the_public_start_comes_back_whatever_one_run_has_lost(registered: Registered, tmp_path: Path) -> None:
+def test_the_public_start_comes_back_whatever_one_run_has_lost(
+    registered: Registered, tmp_path: Path
+) -> None:
     client, manifest = registered.client, registered.manifest
     start = start_of(registered.recipe)
     assert fetch_public_start(client, manifest) == start
