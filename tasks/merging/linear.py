@@ -1,42 +1,35 @@
-"""Merge candidates' parameters: post-processing, so it costs no privacy beyond what the certificate covers.
+"""Linear: theta = sum_i weights_i * theta_i, for weights on the simplex or any finite ones.
 
-Two routes, one core and the same bytes: `linear_combination` for models in memory, `merge_files` for files of any
-size. Both go through the tensors in pieces of `PIECE` elements, so a merge of files holds a few megabytes however
-large the models are. Files are read with plain reads: pages of a memory map count as this process's memory, and a
-file that shrinks under a map ends the process.
+Two routes, one core and the same bytes: one for models in memory, one for files of any size. Both go through the
+tensors in pieces of `PIECE` elements, so a merge of files holds a few megabytes however large the models are.
 
 Types: float16, bfloat16, float32 and float64 are widened to float64 exactly, weighted and added up there in the order
 of the weights, and rounded once (to nearest, ties to even) to their own type. That is also how numpy's
 `sum(weight * tensor.astype(float64))` rounds, so the bytes depend on nothing but the models and the weights.
-Integers and booleans must be equal in all candidates and are copied.
+Another order of the weights moves the sum by a few units of float64, so float32 parameters by one of theirs at most
+(where large products cancel each other, by as many as float64 moved). Integers and booleans must be equal in all
+candidates and are copied.
+
+mergekit's `linear` divides by the sum of the weights unless told `normalize: false`, and adds up in float32; here the
+weights are used exactly as they are. Source of averaging: Wortsman et al. 2022, arXiv 2203.05482.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
+from math import isfinite
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from accounting.errors import IncompatibleCandidates, InvalidInput
-from infra.tensor_file import (
-    ELEMENT_BYTES,
-    FLOATS,
-    NotSafetensors,
-    Read,
-    TensorPlace,
-    narrowed,
-    new_layout,
-    read_layout,
-    widened,
-)
+from infra.tensor_file import ELEMENT_BYTES, FLOATS, narrowed, new_layout, widened
+from tasks.merging.sources import Memory, Source, opened, replacing, require_same_architecture, write_all
 
 MERGE_RULE = (
     "each parameter is sum of weight x value over the candidates with non-zero weight, in the portfolio "
@@ -67,15 +60,7 @@ def linear_combination(models: Mapping[str, bytes], weights: Mapping[str, float]
             or a parameter is not finite.
         InvalidInput: the weights are not on the simplex.
     """
-    used = _used(weights)
-    merge = _Merge({name: _Memory(name, models[name]) for name in used}, used)
-    merged = bytearray(merge.size)
-
-    def write(start: int, content: memoryview) -> None:
-        merged[start : start + len(content)] = content
-
-    merge.run(write)
-    return bytes(merged)
+    return _in_memory(models, _on_the_simplex(weights))
 
 
 def merge_files(paths: Mapping[str, Path], weights: Mapping[str, float], out: Path) -> None:
@@ -89,62 +74,47 @@ def merge_files(paths: Mapping[str, Path], weights: Mapping[str, float], out: Pa
     Raises:
         IncompatibleCandidates, InvalidInput: as there; or a file cannot be read or written.
     """
-    used = _used(weights)
-    with ExitStack() as opened:
-        sources = {name: opened.enter_context(_open(name, paths[name])) for name in used}
+    _in_files(paths, _on_the_simplex(weights), out)
+
+
+def any_combination(models: Mapping[str, bytes], weights: Mapping[str, float]) -> bytes:
+    """As `linear_combination`, for any finite weights of which one is not zero.
+
+    Raises:
+        IncompatibleCandidates: as there; or a merged parameter is too large for its type.
+        InvalidInput: a weight is not finite, or all are zero.
+    """
+    return _in_memory(models, finite(weights))
+
+
+def merge_files_by_any(paths: Mapping[str, Path], weights: Mapping[str, float], out: Path) -> None:
+    """As `merge_files`, for any finite weights of which one is not zero."""
+    _in_files(paths, finite(weights), out)
+
+
+def _in_memory(models: Mapping[str, bytes], used: Mapping[str, float]) -> bytes:
+    merge = _Merge({name: Memory(name, models[name]) for name in used}, used)
+    merged = bytearray(merge.size)
+
+    def write(start: int, content: memoryview) -> None:
+        merged[start : start + len(content)] = content
+
+    merge.run(write)
+    return bytes(merged)
+
+
+def _in_files(paths: Mapping[str, Path], used: Mapping[str, float], out: Path) -> None:
+    with ExitStack() as stack:
+        sources = {name: stack.enter_context(opened(name, paths[name])) for name in used}
         merge = _Merge(sources, used)
         try:
-            with _replacing(out) as file:
+            with replacing(out) as file:
                 os.truncate(file, merge.size)
-                merge.run(lambda start, content: _write_all(file, start, content))
+                merge.run(lambda start, content: write_all(file, start, content))
         except OSError as error:
             raise InvalidInput(
                 f"The merge cannot be written to {out} ({error.strerror or error}); choose another place."
             ) from None
-
-
-class _Source(Protocol):
-    """A candidate's model."""
-
-    name: str
-    tensors: dict[str, TensorPlace]
-
-    def piece(self, start: int, buffer: memoryview) -> memoryview:
-        """As many bytes of the file as the buffer has, perhaps in the buffer."""
-
-
-class _Memory:
-    def __init__(self, name: str, content: bytes) -> None:
-        self.name = name
-        self._content = memoryview(content)
-        self.tensors = _tensors(name, lambda start, length: content[start : start + length], len(content))
-
-    def piece(self, start: int, buffer: memoryview) -> memoryview:
-        return self._content[start : start + len(buffer)]
-
-
-class _File:
-    def __init__(self, name: str, path: Path, descriptor: int) -> None:
-        self.name = name
-        self._path = path
-        self._descriptor = descriptor
-        size = os.fstat(descriptor).st_size
-        try:
-            self.tensors = _tensors(name, lambda start, length: os.pread(descriptor, length, start), size)
-        except OSError as error:  # a folder, say
-            raise _unreadable(name, f"{path}: {error.strerror}") from None
-
-    def piece(self, start: int, buffer: memoryview) -> memoryview:
-        read = 0
-        while read < len(buffer):
-            try:
-                count = os.preadv(self._descriptor, [buffer[read:]], start + read)
-            except OSError as error:
-                raise _unreadable(self.name, error.strerror or str(error)) from None
-            if count == 0:
-                raise _unreadable(self.name, f"{self._path} was cut short meanwhile")
-            read += count
-        return buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +131,13 @@ class _Piece:
 class _Merge:
     """A merge whose candidates are known to fit together."""
 
-    def __init__(self, sources: Mapping[str, _Source], weights: Mapping[str, float]) -> None:
+    def __init__(self, sources: Mapping[str, Source], weights: Mapping[str, float]) -> None:
         self._sources = list(sources.values())
         self._weights = [weights[source.name] for source in self._sources]
+        self._convex = on_the_simplex(weights)  # then no sum is larger than all it is made of
         first = self._sources[0]
         for other in self._sources[1:]:
-            _require_same_architecture(first, other)
+            require_same_architecture(first, other)
         self._head, self._places = new_layout(first.tensors)
         self.size = len(self._head) + sum(place.length for place in self._places.values())
 
@@ -199,6 +170,11 @@ class _Merge:
                     count = piece.length // ELEMENT_BYTES[piece.dtype]
                     merged = self._added(piece, into, total[:count], product[:count])
                     narrow = narrowed(merged, piece.dtype, out=rounded[piece.dtype][:count])
+                    if (
+                        not self._convex
+                        and not np.isfinite(widened(narrow.data.cast("B"), piece.dtype)).all()
+                    ):
+                        raise too_large(piece.tensor, piece.dtype)
                     write(piece.target, narrow.data.cast("B"))
                 else:
                     write(piece.target, memoryview(self._agreed(piece, into)))
@@ -219,9 +195,7 @@ class _Merge:
         first, *others = self._sources
         content = bytes(self._read(first, piece, into))
         if any(self._read(other, piece, into) != content for other in others):
-            raise IncompatibleCandidates(
-                f"Tensor {piece.tensor} is not floating point and differs between candidates; it cannot be merged."
-            )
+            raise differs(piece.tensor)
         return content
 
     def _name_what_is_not_finite(self, piece: _Piece, into: memoryview) -> None:
@@ -235,84 +209,43 @@ class _Merge:
             f"The sum of the candidates' tensor {piece.tensor} is too large for float64."
         )
 
-    def _read(self, source: _Source, piece: _Piece, into: memoryview) -> memoryview:
+    def _read(self, source: Source, piece: _Piece, into: memoryview) -> memoryview:
         return source.piece(source.tensors[piece.tensor].start + piece.offset, into)
 
 
-def _used(weights: Mapping[str, float]) -> dict[str, float]:
+def differs(tensor: str) -> IncompatibleCandidates:
+    """The error of a tensor that cannot be merged."""
+    return IncompatibleCandidates(
+        f"Tensor {tensor} is not floating point and differs between candidates; it cannot be merged."
+    )
+
+
+def too_large(tensor: str, dtype: str) -> IncompatibleCandidates:
+    """The error of a merged parameter that its type cannot hold."""
+    return IncompatibleCandidates(
+        f"A merged value of tensor {tensor} is too large for its type {dtype}; use smaller weights or a smaller scale."
+    )
+
+
+def finite(weights: Mapping[str, float]) -> dict[str, float]:
+    """The weights that are not zero, in their order; finite, and at least one."""
     used = {name: weight for name, weight in weights.items() if weight != 0}
-    if not used or any(not weight > 0 for weight in used.values()) or abs(sum(used.values()) - 1) > 1e-12:
+    if not used or not all(isfinite(weight) for weight in used.values()):
+        raise InvalidInput(
+            f"Merge weights must be finite numbers, and one of them not zero, but they are {dict(weights)}."
+        )
+    return used
+
+
+def _on_the_simplex(weights: Mapping[str, float]) -> dict[str, float]:
+    used = {name: weight for name, weight in weights.items() if weight != 0}
+    if not on_the_simplex(used):
         raise InvalidInput(
             f"Merge weights must be non-negative and add up to 1, but they are {dict(weights)}."
         )
     return used
 
 
-def _tensors(name: str, read: Read, size: int) -> dict[str, TensorPlace]:
-    try:
-        return read_layout(read, size)
-    except NotSafetensors as error:
-        raise _unreadable(name, error.reason) from None
-
-
-def _unreadable(name: str, reason: str) -> IncompatibleCandidates:
-    return IncompatibleCandidates(f"The model of candidate {name} cannot be read ({reason}); train it again.")
-
-
-def _require_same_architecture(first: _Source, other: _Source) -> None:
-    missing = sorted(set(first.tensors) ^ set(other.tensors))
-    if missing:
-        raise IncompatibleCandidates(
-            f"Candidates {first.name} and {other.name} have different architectures: tensor {missing[0]} is only in "
-            "one of them. Train the portfolio's candidates from one recipe."
-        )
-    for key, tensor in first.tensors.items():
-        found = other.tensors[key]
-        if tensor.shape != found.shape or tensor.dtype != found.dtype:
-            raise IncompatibleCandidates(
-                f"Candidates {first.name} and {other.name} have different architectures: tensor {key} is "
-                f"{tensor.description} in one and {found.description} in the other. Train the portfolio's candidates "
-                "from one recipe."
-            )
-
-
-@contextmanager
-def _open(name: str, path: Path) -> Iterator[_File]:
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except OSError as error:
-        raise InvalidInput(
-            f"The model file {path} of candidate {name} cannot be opened ({error.strerror}); name another."
-        ) from None
-    try:
-        yield _File(name, path, descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def _replacing(out: Path) -> Iterator[int]:
-    """A new file's descriptor; at the end, and only without an error, it takes the place of `out`."""
-    staged = out.with_name(f".{out.name}.{secrets.token_hex(8)}")
-    file = os.open(staged, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
-    try:
-        try:
-            yield file
-            os.fsync(file)
-        finally:
-            os.close(file)
-        os.replace(staged, out)
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(staged)
-    folder = os.open(out.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # so that the new name survives a power cut too
-    finally:
-        os.close(folder)
-
-
-def _write_all(file: int, start: int, content: memoryview) -> None:
-    while content:
-        written = os.pwrite(file, content, start)
-        content, start = content[written:], start + written
+def on_the_simplex(used: Mapping[str, float]) -> bool:
+    """Whether weights that are not zero are positive and add up to 1."""
+    return bool(used) and all(weight > 0 for weight in used.values()) and abs(sum(used.values()) - 1) <= 1e-12
