@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from accounting.ascent import ascent_assumptions
 from accounting.budget import NeighboringRelation
 from accounting.errors import InvalidInput
 from accounting.profile import PrivacyProfile
@@ -139,6 +140,7 @@ def run_assumptions(trajectories: Iterable[Trajectory], relation: NeighboringRel
     adapted = any(segment.schedule != "fixed" for segment in segments)
     sentences.append(ADAPTED_SCHEDULE if adapted else FIXED_IN_ADVANCE)
     sentences.append(EXACT_ARITHMETIC)
+    sentences += ascent_assumptions(trajectories)
     return tuple(sentences)
 
 

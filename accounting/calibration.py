@@ -13,6 +13,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from accounting import gaussian
+from accounting.ascent import Ascent, ascent_of
 from accounting.bounds import Bound
 from accounting.budget import (
     NeighboringRelation,
@@ -41,6 +42,7 @@ class TrainingShape:
     steps: int  # >= 1
     relation: NeighboringRelation
     sampling_probability: float = 1.0  # in (0, 1], as the coins really fall; 1 is full batch
+    optimizer: str = "sgd"  # as in `Segment`: a paired step ("dp_sam") needs sqrt(2) times the noise
 
     def __post_init__(self) -> None:
         require_count("steps", self.steps)
@@ -76,6 +78,7 @@ class TrainingShape:
             expected_batch_size=1.0,
             sampling_probability=self.sampling_probability,
             sampler="full_batch" if self.is_full_batch else "poisson",
+            optimizer=self.optimizer,
             update_lipschitz=update_lipschitz,
             update_lipschitz_reason="stated for a plan, not checked",
         )
@@ -165,6 +168,8 @@ def _first_guess(target: PrivacyBudget, shape: TrainingShape) -> float:
     """
     mu = gaussian.mu_for(target.epsilon, target.delta)
     factor = shape.relation.full_batch_factor * math.sqrt(shape.steps)
+    if ascent_of(shape.run(1.0).segments[0]) is Ascent.SAME_BATCH:
+        factor *= math.sqrt(2)
     full_batch = factor / mu
     if shape.is_full_batch:
         return full_batch

@@ -29,6 +29,7 @@ from accounting.independent_merges import (
     distinct_steps,
     generic_square,
     joint_square,
+    require_apart,
     shifted_mu,
 )
 from accounting.independent_profiles import CheckedProfile, drawn_profile, gaussian_profile, steps_profile
@@ -134,6 +135,7 @@ def _exact_square(
 ) -> Fraction:
     relation = certificate.neighboring_relation
     if bound == "generic":
+        require_apart([run for _, run in merge])
         if len(merge) == 1 and certificate.fresh_noise == 0:  # the weight cancels
             return joint_square(distinct_steps([merge[0][1]]), relation)
         return generic_square(merge, relation, certificate.fresh_noise)
@@ -187,9 +189,6 @@ def _shifted(
 
 def _released(runs: Sequence[Trajectory], certificate: Certificate) -> CheckedProfile:
     """The profile of releasing runs together."""
-    for run in runs:
-        if any(segment.optimizer.startswith("dp_sam") for segment in run.segments):
-            raise NotDerivedAgain("A run of paired steps is not derived a second way.")
     steps = distinct_steps(runs)
     relation = certificate.neighboring_relation
     if any(segment.sampling_probability < 1 for segment in steps.values()):

@@ -41,8 +41,25 @@ def distinct_steps(runs: Sequence[Trajectory]) -> dict[str, Segment]:
     return steps
 
 
+def released_sums(segment: Segment) -> int:
+    """How many noisy sums of one batch each step of a segment released, by its recorded optimizer: 1, or 2.
+
+    Raises:
+        AccountingError: an optimizer that may look at a batch more often than is known.
+    """
+    kind, *bases = segment.optimizer.split("+")
+    known = {"dp_sam": 2, "dp_sam_previous_gradient": 1}
+    plain = bases if kind in known else [kind, *bases]
+    if len(bases) > (kind in known) or any(not name.strip() or "sam" in name.lower() for name in plain):
+        raise AccountingError(
+            f"Segment {segment.id} was trained by {segment.optimizer!r}, of which it is not known what its steps "
+            "released."
+        )
+    return known.get(kind, 1)
+
+
 def joint_square(steps: Mapping[str, Segment], relation: NeighboringRelation) -> Fraction:
-    """mu^2 of releasing every full-batch step: the sum of `(k / sigma)^2`, exactly.
+    """mu^2 of releasing every full-batch step: the sum of `(k / sigma)^2`, twice for paired steps, exactly.
 
     Raises:
         AccountingError: a step without noise.
@@ -63,7 +80,7 @@ def generic_square(
     Raises:
         AccountingError: runs that share steps or are not full batch, or a step without noise.
     """
-    _require_apart([run for _, run in weighted])
+    require_apart([run for _, run in weighted])
     total = Fraction(0)
     moved, variance = Fraction(0), Fraction(fresh_noise) ** 2
     for weight, run in weighted:
@@ -105,7 +122,7 @@ def shifted_mu(
     Raises:
         AccountingError: what this second derivation does not cover, with the reason.
     """
-    _require_apart([run for _, run in weighted])
+    require_apart([run for _, run in weighted])
     runs = [_laid_out(weight, run, relation) for weight, run in weighted]
     variance = fresh_noise**2 + math.fsum((run.weight * run.noise[-1]) ** 2 for run in runs)
 
@@ -257,10 +274,10 @@ def _linear_limit(runs: Sequence[_Run], fresh_noise: float) -> float:
 def _step_square(segment: Segment, relation: NeighboringRelation) -> Fraction:
     if not segment.noise_multiplier > 0:
         raise AccountingError(f"Segment {segment.id} has no noise, so nothing is private.")
-    return (relation.full_batch_factor / Fraction(segment.noise_multiplier)) ** 2
+    return released_sums(segment) * (relation.full_batch_factor / Fraction(segment.noise_multiplier)) ** 2
 
 
-def _require_apart(runs: Sequence[Trajectory]) -> None:
+def require_apart(runs: Sequence[Trajectory]) -> None:
     """The conditions of both theorems that a trajectory records."""
     seen: set[str] = set()
     for run in runs:

@@ -24,6 +24,7 @@ from dp_accounting.pld import privacy_loss_distribution as library
 
 from accounting.budget import NeighboringRelation
 from accounting.errors import AccountingError
+from accounting.independent_merges import released_sums
 from accounting.trajectory import Segment
 
 Deltas = Callable[[float], tuple[float, float]]  # epsilon in nats -> (remove, add)
@@ -110,10 +111,13 @@ def steps_profile(steps: Mapping[str, Segment], relation: NeighboringRelation) -
     square = 0.0
     for segment in steps.values():
         if segment.sampling_probability < 1:
-            key = (segment.noise_multiplier, segment.sampling_probability)
+            # Both sums of a paired step see one coin: one sampled Gaussian, of sqrt(2) times the sensitivity.
+            noise = segment.noise_multiplier / math.sqrt(released_sums(segment))
+            key = (noise, segment.sampling_probability)
             sampled[key] = sampled.get(key, 0) + segment.steps
         else:
-            square += segment.steps * (relation.full_batch_factor / segment.noise_multiplier) ** 2
+            ratio = relation.full_batch_factor / segment.noise_multiplier
+            square += segment.steps * released_sums(segment) * ratio**2
     composed = _library_profile(tuple(sorted((*key, n) for key, n in sampled.items())), square, relation)
 
     def deltas(epsilon: float) -> tuple[float, float]:

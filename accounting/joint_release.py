@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from accounting.ascent import ascent_of, with_paired_source
 from accounting.bounds import WEIGHTS_FREE, Bound, run_assumptions
 from accounting.budget import NeighboringRelation, require_non_negative, require_open_unit
 from accounting.errors import IncompatibleCandidates, InvalidInput
@@ -19,9 +20,6 @@ from accounting.trajectory import Segment, Trajectory, union_of_segments
 
 _SOURCE_GAUSSIAN = "Dong, Roth and Su 2022, corollary 3.3: Gaussian mechanisms compose to sqrt(sum of mu^2)"
 _SOURCE_PLD = "Zhu, Dong and Wang 2022: dominating pairs compose; Doroshenko et al. 2022, discretisation"
-
-
-TWO_GRADIENTS = "dp_sam"  # optimizers of this name release two gradients of one batch
 
 
 def joint_release(trajectories: Sequence[Trajectory], relation: NeighboringRelation) -> Bound:
@@ -36,7 +34,8 @@ def joint_release(trajectories: Sequence[Trajectory], relation: NeighboringRelat
         mu = infinity, with delta 1 everywhere.
 
     Raises:
-        IncompatibleCandidates: another relation, mixed units or lineages, or edited segments.
+        IncompatibleCandidates: another relation, mixed units or lineages, edited segments, or an optimizer of
+            which it is not known what its steps release.
 
     Source: composition; Dong, Roth and Su 2022, corollary 3.3.
     """
@@ -50,7 +49,7 @@ def joint_release(trajectories: Sequence[Trajectory], relation: NeighboringRelat
         name="joint",
         profile=profile,
         assumptions=assumptions,
-        source=_SOURCE_GAUSSIAN if closed_form else _SOURCE_PLD,
+        source=with_paired_source(_SOURCE_GAUSSIAN if closed_form else _SOURCE_PLD, trajectories),
         mu=profile.mu if isinstance(profile, GaussianProfile) else None,
     )
 
@@ -61,10 +60,13 @@ def single_run(trajectory: Trajectory, relation: NeighboringRelation | None = No
 
 
 def executed_steps(trajectories: Sequence[Trajectory], relation: NeighboringRelation) -> tuple[Segment, ...]:
-    """The distinct executed steps of runs that may be accounted together under `relation`.
+    """The distinct executed steps of runs that may be accounted together under `relation`, as recorded.
+
+    Their noise is to be read through `ascent.accounted_multiplier`, as `pld` and `rdp` do.
 
     Raises:
-        IncompatibleCandidates: a run recorded for another relation, or see `union_of_segments`.
+        IncompatibleCandidates: a run recorded for another relation, an optimizer of which it is not known what
+            its steps release, or see `union_of_segments`.
         InvalidInput: no run at all.
     """
     if not trajectories:
@@ -77,11 +79,7 @@ def executed_steps(trajectories: Sequence[Trajectory], relation: NeighboringRela
                 "record candidates under the relation that the policy asks for."
             )
         for segment in trajectory.segments:
-            if segment.optimizer.startswith(TWO_GRADIENTS):
-                raise IncompatibleCandidates(
-                    f"Segment {segment.id} was trained by {segment.optimizer}, whose steps may use each record "
-                    "twice; this bound counts every record once a step (see accounting.paired_mechanism)."
-                )
+            ascent_of(segment)  # refuses steps of which it is not known how often they use a record
     return union_of_segments(tuple(trajectories))
 
 

@@ -24,6 +24,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from accounting.ascent import with_paired_source
 from accounting.bounds import Bound, run_assumptions
 from accounting.budget import NeighboringRelation, require_non_negative
 from accounting.errors import AccountingError, IncompatibleCandidates, InvalidInput
@@ -135,7 +136,7 @@ def cumulative(releases: Sequence[PastRelease], relation: NeighboringRelation) -
         name="ledger",
         profile=profile,
         assumptions=(*dict.fromkeys(assumptions), FILTER),
-        source=SOURCE,
+        source=with_paired_source(SOURCE, runs),
         mu=profile.mu if isinstance(profile, GaussianProfile) else None,
     )
 

@@ -182,6 +182,9 @@ def require_covered(trajectories: Sequence[Trajectory]) -> None:
             elif segment.clipping != "flat":
                 reason = "is clipped layer by layer"
             elif segment.optimizer != "sgd" or segment.momentum != 0:
+                # An anchor alone keeps "sgd" and is covered: given the steps released before, its pull on the last
+                # step is a public number added after the noise, as weight decay is. A step of DP-SAM is not: it may
+                # use each record twice, and never is `sgd`.
                 reason = "was not trained by plain SGD without momentum"
             if reason:
                 raise IncompatibleCandidates(

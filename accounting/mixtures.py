@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from accounting import gaussian
+from accounting.ascent import SOURCE_PAIRED
 from accounting.averages import (
     Averaging,
     averaging_of,
@@ -74,12 +75,13 @@ def mixture_bound(parts: Sequence[tuple[float, Bound]]) -> Bound:
     Args:
         parts: (probability, the merge's own sound bound), all under one neighbouring relation.
     """
+    paired = any(SOURCE_PAIRED in bound.source for _, bound in parts)
     sentences = [s for _, bound in parts for s in bound.assumptions if s not in (WEIGHTS_BLIND, WEIGHTS_FREE)]
     return Bound(
         name="mixture",
         profile=random_selection_profile([w for w, _ in parts], [bound.profile for _, bound in parts]),
         assumptions=(*dict.fromkeys(sentences), WEIGHTS_BLIND, MERGE_DRAWN),
-        source=SOURCE,
+        source=f"{SOURCE}; {SOURCE_PAIRED}" if paired else SOURCE,
     )
 
 

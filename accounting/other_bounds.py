@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from accounting.ascent import with_paired_source
 from accounting.bounds import Bound, run_assumptions
 from accounting.budget import NeighboringRelation
 from accounting.errors import RemergeError
@@ -81,7 +82,10 @@ def joint_rdp(trajectories: Sequence[Trajectory], relation: NeighboringRelation,
         name="joint_rdp",
         profile=rdp_profile(executed_steps(trajectories, relation), relation, delta),
         assumptions=run_assumptions(trajectories, relation),
-        source="Mironov 2017, proposition 1 and 7; Canonne, Kamath and Steinke 2020, proposition 12",
+        source=with_paired_source(
+            "Mironov 2017, proposition 1 and 7; Canonne, Kamath and Steinke 2020, proposition 12",
+            trajectories,
+        ),
     )
 
 

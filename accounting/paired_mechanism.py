@@ -33,90 +33,53 @@ the plain multiplier. At equal epsilon it needs 1 / sqrt(2) of the noise, with a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
-from enum import StrEnum
 
+from accounting.ascent import (
+    PREVIOUS_ASCENT,
+    PUBLIC_ANCHOR,
+    SAME_BATCH_ASCENT,
+    SOURCE_PAIRED,
+    Ascent,
+    accounted_multiplier,
+)
 from accounting.bounds import Bound
 from accounting.budget import NeighboringRelation, require_non_negative
-from accounting.errors import IncompatibleCandidates
 from accounting.joint_release import single_run
 from accounting.rounding import ULP
-from accounting.trajectory import Segment, Trajectory
+from accounting.trajectory import Trajectory
 
-
-class Ascent(StrEnum):
-    """Where a step takes its direction of ascent from; recorded as a segment's `optimizer`."""
-
-    SAME_BATCH = "dp_sam"  # a second noisy gradient of the same batch: the paired step
-    PREVIOUS_GRADIENT = "dp_sam_previous_gradient"  # the noisy gradient that the step before released
-
-
-SAME_BATCH_ASCENT = (
-    "Each step released two noisy sums of clipped gradients of one batch, each with fresh noise of the recorded "
-    "multiplier, the second at a point computed from the first and public values; both clipped every record's "
-    "gradient to the recorded norm."
-)
-PREVIOUS_ASCENT = (
-    "Each step computed the point of its gradient from the noisy gradients of earlier steps and public values "
-    "alone, and released a single noisy sum of clipped gradients."
-)
-PUBLIC_ANCHOR = (
-    "The radius of ascent, the anchor and its strength are public and do not depend on the records; the pull "
-    "towards the anchor was added after the noise."
-)
-SOURCE_PAIRED = (
-    "arXiv 2608.26655, paired step: two releases of one batch are one Gaussian of sensitivity sqrt(2) C; under "
-    "sampling, one subsampled Gaussian, by monotonicity of the divergence in the Gram matrix of the shifts"
-)
+__all__ = [
+    "PREVIOUS_ASCENT",
+    "PUBLIC_ANCHOR",
+    "SAME_BATCH_ASCENT",
+    "SOURCE_PAIRED",
+    "Ascent",
+    "accounted_multiplier",
+    "multiplier_of_equal_privacy",
+    "paired_run",
+]
 
 
 def paired_run(trajectory: Trajectory, relation: NeighboringRelation | None = None) -> Bound:
     """Bound the release of a run of paired steps, everything it noised included.
 
     Args:
-        trajectory: segments whose `optimizer` is one of `Ascent`, or "sgd" for plain steps before or after
-            them; `noise_multiplier` is that of one release.
+        trajectory: segments whose `optimizer` is one of `Ascent`, with a base optimizer or without, or plain ones
+            before or after them; `noise_multiplier` is that of one release.
         relation: the neighbouring relation of the claim; the recorded one by default.
 
     Returns:
-        The bound "paired", as `joint_release`: a closed form (`mu` set) where all steps are full batch, a PLD
-        otherwise; exact up to rounding and its measured error. Full batch: `mu^2 = sum_t 2 (k /
-        noise_multiplier_t)^2`.
+        `joint_release.single_run` of it, named "paired": a closed form (`mu` set) where all steps are full batch,
+        a PLD otherwise; exact up to rounding and its measured error. Full batch:
+        `mu^2 = sum_t 2 (k / noise_multiplier_t)^2`.
 
     Raises:
-        IncompatibleCandidates: another relation, or an optimizer of which this module knows nothing.
+        IncompatibleCandidates: another relation, or an optimizer of which it is not known what it releases.
 
     Source: arXiv 2608.26655; theorem in the module's docstring.
     """
-    bound = single_run(as_plain_steps(trajectory), relation)
-    extra = ascent_assumptions([trajectory])
-    source = f"{bound.source}; {SOURCE_PAIRED}" if SAME_BATCH_ASCENT in extra else bound.source
-    return replace(bound, name="paired", assumptions=(*bound.assumptions, *extra), source=source)
-
-
-def as_plain_steps(trajectory: Trajectory) -> Trajectory:
-    """The same run with every paired step replaced by the plain step that is exactly as private.
-
-    For accounting only: the noise multipliers of the result are not those of the training.
-
-    Raises:
-        IncompatibleCandidates: an optimizer that is neither one of `Ascent` nor "sgd".
-    """
-    return replace(trajectory, segments=tuple(as_plain_step(s) for s in trajectory.segments))
-
-
-def as_plain_step(segment: Segment) -> Segment:
-    """One segment of `as_plain_steps`; the noise multiplier is rounded down."""
-    if segment.optimizer in (Ascent.PREVIOUS_GRADIENT, "sgd"):
-        return replace(segment, optimizer="sgd")
-    if segment.optimizer != Ascent.SAME_BATCH:
-        raise IncompatibleCandidates(
-            f"Segment {segment.id} was trained by {segment.optimizer!r}, of which it is not known how many noisy "
-            f"gradients a step releases; known are {', '.join(Ascent)} and sgd."
-        )
-    lowered = segment.noise_multiplier / math.sqrt(2) * (1 - 2 * ULP)
-    return replace(segment, noise_multiplier=lowered, optimizer="sgd")
+    return replace(single_run(trajectory, relation), name="paired")
 
 
 def multiplier_of_equal_privacy(noise_multiplier: float) -> float:
@@ -130,11 +93,3 @@ def multiplier_of_equal_privacy(noise_multiplier: float) -> float:
         relation, with and without Poisson sampling.
     """
     return require_non_negative("noise_multiplier", noise_multiplier) * math.sqrt(2) * (1 + 6 * ULP)
-
-
-def ascent_assumptions(trajectories: Sequence[Trajectory]) -> tuple[str, ...]:
-    """What must be true of the runs' steps beyond `run_assumptions`, as full sentences."""
-    kinds = {segment.optimizer for trajectory in trajectories for segment in trajectory.segments}
-    sentences = {Ascent.SAME_BATCH: SAME_BATCH_ASCENT, Ascent.PREVIOUS_GRADIENT: PREVIOUS_ASCENT}
-    extra = [sentence for kind, sentence in sentences.items() if kind in kinds]
-    return (*extra, PUBLIC_ANCHOR) if extra else ()

@@ -19,12 +19,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from accounting.ascent import with_paired_source
 from accounting.bounds import WEIGHTS_FREE, Bound, run_assumptions
 from accounting.budget import NeighboringRelation
 from accounting.composition import Part, compose, delta_on_grid, window_of
 from accounting.errors import IncompatibleCandidates, InvalidInput
 from accounting.joint_release import executed_steps
-from accounting.paired_mechanism import as_plain_steps, ascent_assumptions
 from accounting.pld import PoissonGroup, composed_profile, full_batch_mu, poisson_groups, profile_of
 from accounting.profile import DiscretisedProfile, GaussianProfile, PrivacyProfile
 from accounting.profile_cache import cached_by_size
@@ -88,7 +88,7 @@ def parallel_tasks(trajectories: Sequence[Trajectory], relation: NeighboringRela
         keys = sorted((full_batch_mu(segments, _ONE), poisson_groups(segments)) for segments in tasks)
         profiles += [moved_record(*pair) for pair in sorted(set(combinations(keys, 2)))]
     profile, mu = worst_of(profiles)
-    extra = (*ascent_assumptions(trajectories), WEIGHTS_FREE)
+    extra: tuple[str, ...] = (WEIGHTS_FREE,)
     if len(tasks) > 1:
         moving = relation is NeighboringRelation.REPLACE_ONE
         extra = (*extra, DISJOINT_TASKS, *((MAY_CHANGE_TASK,) if moving else ()))
@@ -96,7 +96,7 @@ def parallel_tasks(trajectories: Sequence[Trajectory], relation: NeighboringRela
         name="parallel_tasks",
         profile=profile,
         assumptions=(*run_assumptions(trajectories, relation), *extra),
-        source=SOURCE,
+        source=with_paired_source(SOURCE, trajectories),
         mu=mu,
     )
 
@@ -156,7 +156,7 @@ def moved_record(
 
 
 def _tasks(trajectories: Sequence[Trajectory], relation: NeighboringRelation) -> list[tuple[Segment, ...]]:
-    """The executed steps of each lineage, paired steps replaced by plain ones of equal privacy."""
+    """The executed steps of each lineage."""
     if not trajectories:
         raise InvalidInput("At least one trajectory is needed.")
     if len({trajectory.unit for trajectory in trajectories}) > 1:
@@ -173,7 +173,7 @@ def _tasks(trajectories: Sequence[Trajectory], relation: NeighboringRelation) ->
                     f"Lineages {owners[name]} and {trajectory.lineage} share records or steps ({name}), so these "
                     "tasks are not disjoint; record them under one lineage."
                 )
-    return [executed_steps([as_plain_steps(run) for run in runs], relation) for runs in lineages.values()]
+    return [executed_steps(runs, relation) for runs in lineages.values()]
 
 
 def _without_wide(mu: float, groups: tuple[PoissonGroup, ...]) -> tuple[float, tuple[PoissonGroup, ...]]:

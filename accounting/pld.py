@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from accounting.ascent import accounted_multiplier
 from accounting.budget import NeighboringRelation
 from accounting.composition import LARGEST_WINDOW, Part, Window, compose, delta_on_grid, window_of
 from accounting.profile import DiscretisedProfile, GaussianProfile, PrivacyProfile
@@ -40,25 +41,27 @@ class PoissonGroup:
 def full_batch_mu(segments: Iterable[Segment], relation: NeighboringRelation) -> float:
     """The exact mu of the full-batch segments composed: `mu^2 = sum (k / noise_multiplier)^2`, rounded up.
 
-    Poisson segments are ignored. Infinity where a full-batch step has no noise; 0 where there is none.
+    Poisson segments are ignored. Infinity where a full-batch step has no noise; 0 where there is none. A paired
+    step counts with its `accounted_multiplier`, so with 2 (k / noise_multiplier)^2.
     """
     factor = relation.full_batch_factor
     squares = []
     for segment in segments:
         if segment.is_full_batch:
-            if segment.noise_multiplier == 0:
+            noise = accounted_multiplier(segment)
+            if noise == 0:
                 return math.inf
-            ratio = factor / segment.noise_multiplier
+            ratio = factor / noise
             squares.append(segment.steps * (ratio * ratio) * (1 + 4 * ULP))  # may be inf, never an error
     return root_up(sum_up(squares))
 
 
 def poisson_groups(segments: Iterable[Segment]) -> tuple[PoissonGroup, ...]:
-    """The Poisson segments, those with equal noise multiplier and sampling probability taken together."""
+    """The Poisson segments, those with equal accounted noise and sampling probability taken together."""
     steps: dict[tuple[float, float], int] = {}
     for segment in segments:
         if not segment.is_full_batch:
-            key = (segment.noise_multiplier, segment.sampling_probability)
+            key = (accounted_multiplier(segment), segment.sampling_probability)
             steps[key] = steps.get(key, 0) + segment.steps
     return tuple(
         sorted(

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
+from accounting.ascent import with_paired_source
 from accounting.bounds import INDEX_REVEALED, WEIGHTS_BLIND, Bound, run_assumptions
 from accounting.budget import NeighboringRelation, require_open_unit
 from accounting.errors import InvalidInput
@@ -94,7 +95,7 @@ def random_selection_bound(
         name="random_selection_pld",
         profile=random_selection_profile([w for w, _ in used], [bound.profile for bound in singles]),
         assumptions=(*run_assumptions([t for _, t in used], relation), WEIGHTS_BLIND, INDEX_REVEALED),
-        source=SOURCE_PLD,
+        source=with_paired_source(SOURCE_PLD, [t for _, t in used]),
     )
 
 
@@ -120,7 +121,7 @@ def random_selection_rdp_bound(
         name="random_selection_rdp",
         profile=RdpProfile(orders=orders, values=mixed),
         assumptions=(*run_assumptions([t for _, t in used], relation), WEIGHTS_BLIND, INDEX_REVEALED),
-        source=SOURCE_RDP,
+        source=with_paired_source(SOURCE_RDP, [t for _, t in used]),
     )
 
 

@@ -18,6 +18,7 @@ from accounting.budget import (
 from accounting.errors import IncompatibleCandidates, InvalidInput
 
 SCHEMA = "remerge/trajectory/1"
+_LEFT_OUT_WHEN_ZERO = ("ascent_radius", "anchor_strength")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +56,17 @@ class Segment:
     sampling_probability: float = 1.0  # in (0, 1]; 1 is full batch
     parent: ParentStep | None = None  # None: starts at the public initialisation
     clipping: str = "flat"  # "flat" or "per_layer"
-    optimizer: str = "sgd"
+    optimizer: str = "sgd"  # or adam, adamw; of paired steps dp_sam, dp_sam_previous_gradient, with "+adamw"
     momentum: float = 0.0
     weight_decay: float = 0.0
     sampler: str = "full_batch"  # "full_batch" or "poisson"
     schedule: str = "fixed"  # "fixed" before training, or "adapted" to the data
     update_lipschitz: float = math.inf  # c of theory 3.4; inf when unknown
     update_lipschitz_reason: str = "not checked"
+    ascent_radius: float = 0.0  # rho of DP-SAM, in parameter norm; 0 where no step ascends
+    anchor_strength: float = (
+        0.0  # of the pull 2 * strength * (w - w0) to the public start; 0 where there is none
+    )
 
     def __post_init__(self) -> None:
         _require_text("segment id", self.id)
@@ -78,6 +83,13 @@ class Segment:
         _require_choice(f"sampler {where}", self.sampler, ("full_batch", "poisson"))
         _require_choice(f"schedule {where}", self.schedule, ("fixed", "adapted"))
         _require_text(f"optimizer {where}", self.optimizer)
+        require_non_negative(f"ascent_radius {where}", self.ascent_radius)
+        require_non_negative(f"anchor_strength {where}", self.anchor_strength)
+        if self.ascent_radius and not self.optimizer.startswith("dp_sam"):
+            raise InvalidInput(
+                f"ascent_radius {where} is {self.ascent_radius:g}, but {self.optimizer} does not ascend; give 0, "
+                "or an optimizer dp_sam or dp_sam_previous_gradient."
+            )
         if not require_number(f"update_lipschitz {where}", self.update_lipschitz) >= 0:
             raise InvalidInput(f"update_lipschitz {where} must be at least 0 (inf when unknown).")
         if (self.sampler == "full_batch") != (self.sampling_probability == 1.0):
@@ -218,10 +230,12 @@ def union_of_segments(trajectories: tuple[Trajectory, ...]) -> tuple[Segment, ..
 
 
 def segment_to_dict(segment: Segment) -> dict[str, Any]:
-    """A JSON-ready mapping of one segment."""
+    """A JSON-ready mapping of one segment; fields of DP-Merging that are 0 are left out, as they always were."""
     document: dict[str, Any] = {}
     for f in fields(segment):
         value = getattr(segment, f.name)
+        if f.name in _LEFT_OUT_WHEN_ZERO and not value:
+            continue  # so that trajectories written before these fields existed keep their digests
         if isinstance(value, ParentStep):
             value = {"run": value.run, "segment": value.segment, "step": value.step}
         elif isinstance(value, float) and math.isinf(value):

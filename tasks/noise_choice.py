@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
+from accounting.ascent import Ascent
 from accounting.budget import NeighboringRelation, PrivacyBudget
 from accounting.calibration import PRESETS, TrainingShape, calibrated_noise
 from accounting.errors import InvalidInput, RemergeError
@@ -29,6 +30,8 @@ class Chosen(Protocol):
     def target_epsilon(self) -> float | None: ...
     @property
     def preset(self) -> str | None: ...
+    @property
+    def is_paired(self) -> bool: ...
 
 
 def with_defaults(
@@ -76,14 +79,36 @@ def noise_of(candidate: Chosen, *, delta: float, relation: str, where: str) -> f
             "target_epsilon or a preset instead."
         )
     try:
-        shape = TrainingShape(
-            steps=candidate.steps,
-            relation=NeighboringRelation(relation),
-            sampling_probability=executed_probability(candidate.sampling_probability),
-        )
+        shape = shape_of(candidate, relation=relation)
         return calibrated_noise(PrivacyBudget(epsilon=target, delta=delta), shape)
     except RemergeError as error:
         raise InvalidInput(f"{where}: candidate {candidate.name}: {error.message}") from None
+
+
+class Shaped(Protocol):
+    """What of a candidate decides, with its noise, what it costs."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def sampling_probability(self) -> float: ...
+    @property
+    def is_paired(self) -> bool: ...
+
+
+def shape_of(candidate: Shaped, *, relation: str, sampling_probability: float | None = None) -> TrainingShape:
+    """The run as it will be executed: with the coins as they fall, and two releases a step where it pairs them.
+
+    Args:
+        sampling_probability: as a recipe would state it; None for the candidate's own.
+    """
+    stated = candidate.sampling_probability if sampling_probability is None else sampling_probability
+    return TrainingShape(
+        steps=candidate.steps,
+        relation=NeighboringRelation(relation),
+        sampling_probability=executed_probability(stated),
+        optimizer=Ascent.SAME_BATCH.value if candidate.is_paired else "sgd",
+    )
 
 
 class Noisy(Protocol):

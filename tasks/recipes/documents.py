@@ -35,6 +35,7 @@ LATER_FIELDS = (
     "schedule_stages",
     "keep_checkpoints",
     "early_stopping",
+    "dp_merging",
 )
 
 
@@ -55,6 +56,31 @@ class EarlyStopping(Document):
     every: Annotated[int, Field(ge=1)]  # steps between two looks
     patience: Annotated[int, Field(ge=1)]  # so many looks in a row without an improvement end the run
     min_improvement: Annotated[float, Field(ge=0, le=1)] = 0.0  # of accuracy on the public-train rows
+
+
+class DpMerging(Document):
+    """How a step departs from plain DP-SGD, so that the models of several tasks merge well (tasks.training.descent).
+
+    Each step climbs by `radius` before it takes its gradient, so that flat regions are found, and is pulled towards
+    the public start with `2 * anchor * (w - w0)`.
+    """
+
+    # Along which gradient: a noisy one of the same batch, released for this alone and paid for; the one that the
+    # step before released; or not at all.
+    ascent: Literal["same_batch", "previous_gradient", "none"]
+    radius: Annotated[float, Field(ge=0, le=LARGEST)] | None = None  # L2, of all parameters together
+    anchor: Annotated[float, Field(ge=0, le=LARGEST)] = 0.0
+
+    @model_validator(mode="after")
+    def _a_radius_with_an_ascent(self) -> Self:
+        # A sentence begins with "dp_merging of candidate x".
+        if self.ascent != "none" and self.radius is None:
+            raise ValueError(f"needs a radius with the ascent {self.ascent}, such as 0.05")
+        if self.ascent == "none" and self.radius is not None:
+            raise ValueError("has no use for a radius with the ascent none")
+        if self.ascent == "none" and not self.anchor:
+            raise ValueError("changes nothing with the ascent none and no anchor")
+        return self
 
 
 class Execution(Document):
@@ -97,6 +123,7 @@ class CandidateRecipe(Document):
     # After these steps a copy is kept as a candidate of its own, `<name>-at-<step>`, which shares the run's prefix.
     keep_checkpoints: Annotated[tuple[int, ...], Field(max_length=16)] = ()
     early_stopping: EarlyStopping | None = None
+    dp_merging: DpMerging | None = None  # None: plain DP-SGD
 
     @field_validator("keep_checkpoints", mode="before")
     @classmethod
@@ -140,6 +167,11 @@ class CandidateRecipe(Document):
     @property
     def is_full_batch(self) -> bool:
         return self.sampling_probability == 1.0
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether each step releases two noisy gradients of one batch, each with the noise multiplier's noise."""
+        return self.dp_merging is not None and self.dp_merging.ascent == "same_batch"
 
 
 class Recipe(Document):

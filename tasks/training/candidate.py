@@ -14,6 +14,7 @@ from tasks.randomness import COIN_SOURCE, unpredictable_generator
 from tasks.recipes import CandidateRecipe, Recipe
 from tasks.training.checkpoints import Checkpoint
 from tasks.training.clippers import clipper
+from tasks.training.descent import merging_notes
 from tasks.training.fitness import FrozenPart
 from tasks.training.group import ALONE, Group
 from tasks.training.history import History, library_versions
@@ -49,8 +50,9 @@ def train_candidate(
     """Train one candidate.
 
     Each step sums the clipped per-record gradients of its batch, adds Gaussian noise of standard deviation
-    noise_multiplier x max_grad_norm, divides by the *public* expected_batch_size and lets the optimizer step. Safe
-    to call from several threads at once; the caller decides how many threads torch uses.
+    noise_multiplier x max_grad_norm, divides by the *public* expected_batch_size and lets the optimizer step; with
+    `dp_merging` as `tasks.training.descent` says. Safe to call from several threads at once; the caller decides how
+    many threads torch uses.
 
     Args:
         splits: from `tasks.data.load_splits`, with private rows.
@@ -113,6 +115,7 @@ def train_candidate(
             "grad_sample_mode": f"{mode}: {reason}",
             **group.notes(),
             **_optimizer_notes(candidate),
+            **merging_notes(candidate.dp_merging),
         },
     )
     run = Run(

@@ -9,10 +9,12 @@ from fractions import Fraction
 from itertools import accumulate, groupby
 from typing import TYPE_CHECKING
 
+from accounting.ascent import Ascent
 from accounting.errors import RemergeError
 from accounting.trajectory import ParentStep, Segment
 from tasks.data import Enforced
 from tasks.objective import Objective
+from tasks.recipes import DpMerging
 from tasks.training.clippers import NORM_SLACK
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ class TrainingFailed(RemergeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutedStep:
-    """The settings that one optimizer step really used."""
+    """The settings that one step really used; of a paired step, those of each of its two releases."""
 
     noise_multiplier: float
     max_grad_norm: float
@@ -35,6 +37,8 @@ class ExecutedStep:
     weight_decay: float
     optimizer: str
     clipping: str = "flat"
+    ascent_radius: float = 0.0
+    anchor_strength: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,12 +57,16 @@ class Stretch:
 class StepRecorder:
     """Opacus's step hook: called after clipping and noise, before the parameters move.
 
+    It hears of every release. Where a step makes two from one batch, they are one entry.
+
     Attributes:
         steps: one entry for each step executed so far, those before a resumption included.
     """
 
-    def __init__(self, steps: Sequence[ExecutedStep] = ()) -> None:
+    def __init__(self, steps: Sequence[ExecutedStep] = (), dp_merging: DpMerging | None = None) -> None:
         self.steps: list[ExecutedStep] = list(steps)
+        self._merging = dp_merging
+        self._first: ExecutedStep | None = None  # release of a pair that is not complete
 
     def __call__(self, optimizer: DPOptimizer) -> None:
         groups = optimizer.param_groups
@@ -68,20 +76,28 @@ class StepRecorder:
             raise TrainingFailed("The summed gradient must be divided by expected_batch_size.")
         group = groups[0]
         processes = int(getattr(optimizer, "world_size", 1))  # each divides by its share
-        self.steps.append(
-            ExecutedStep(
-                noise_multiplier=float(optimizer.noise_multiplier),
-                max_grad_norm=float(optimizer.max_grad_norm),
-                learning_rate=float(group["lr"]),
-                expected_batch_size=float(
-                    optimizer.expected_batch_size * optimizer.accumulated_iterations * processes
-                ),
-                momentum=float(group.get("momentum", 0.0)),
-                weight_decay=float(group.get("weight_decay", 0.0)),
-                optimizer=_optimizer_name(optimizer.original_optimizer, group),
-                clipping="per_layer" if hasattr(optimizer, "max_grad_norms") else "flat",
-            )
+        merging = self._merging
+        step = ExecutedStep(
+            noise_multiplier=float(optimizer.noise_multiplier),
+            max_grad_norm=float(optimizer.max_grad_norm),
+            learning_rate=float(group["lr"]),
+            expected_batch_size=float(
+                optimizer.expected_batch_size * optimizer.accumulated_iterations * processes
+            ),
+            momentum=float(group.get("momentum", 0.0)),
+            weight_decay=float(group.get("weight_decay", 0.0)),
+            optimizer=_with_ascent(_optimizer_name(optimizer.original_optimizer, group), merging),
+            clipping="per_layer" if hasattr(optimizer, "max_grad_norms") else "flat",
+            ascent_radius=(merging and merging.radius) or 0.0,
+            anchor_strength=merging.anchor if merging else 0.0,
         )
+        if merging and merging.ascent == "same_batch" and self._first is None:
+            self._first = step
+            return
+        if self._first not in (None, step):
+            raise TrainingFailed("The two releases of a paired step must be made with the same settings.")
+        self._first = None
+        self.steps.append(step)
 
 
 def segments(
@@ -130,6 +146,8 @@ def segments(
                 optimizer=step.optimizer,
                 momentum=step.momentum,
                 weight_decay=step.weight_decay,
+                ascent_radius=step.ascent_radius,
+                anchor_strength=step.anchor_strength,
                 sampler="full_batch" if sampling_probability == 1 else "poisson",
                 schedule="adapted" if adapted else "fixed",
                 update_lipschitz=lipschitz,
@@ -187,6 +205,7 @@ def update_lipschitz(
         (step.clipping == "flat", "each layer is clipped apart"),
         (sampling_probability == 1, "Poisson batches have no enforced cap on their size"),
         (step.optimizer == "sgd", f"the optimizer is {step.optimizer}, not plain SGD"),
+        (step.anchor_strength == 0, "the pull towards the public start is not covered by the theorem"),
         (step.momentum == 0, "momentum carries earlier gradients along"),
         (regression, f"the network is not {objective.regression}, the case that is proven"),
         (
@@ -218,6 +237,14 @@ def _clipping(step: ExecutedStep, limit: str, *, unclipped: bool) -> str:
     if unclipped:
         return f"flat clipping at {step.max_grad_norm} >= {limit} + 1e-6, which never acts"
     return f"flat clipping at {step.max_grad_norm}, which leaves the gradient of a convex, as smooth loss"
+
+
+def _with_ascent(base: str, merging: DpMerging | None) -> str:
+    """The name of `accounting.ascent`, followed by the base optimizer where it is not SGD."""
+    if merging is None or merging.ascent == "none":
+        return base
+    ascent = Ascent.SAME_BATCH if merging.ascent == "same_batch" else Ascent.PREVIOUS_GRADIENT
+    return ascent.value if base == "sgd" else f"{ascent.value}+{base}"
 
 
 def _optimizer_name(optimizer: object, group: dict[str, object]) -> str:

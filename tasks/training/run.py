@@ -16,6 +16,7 @@ from tasks.recipes import CandidateRecipe, Recipe
 from tasks.training.batches import batches
 from tasks.training.checkpoints import Checkpoint, resume_key
 from tasks.training.clippers import Clipper
+from tasks.training.descent import descent
 from tasks.training.fitness import FrozenPart, keep_frozen
 from tasks.training.group import Group
 from tasks.training.history import History
@@ -71,7 +72,8 @@ class Run:
         self.frozen = frozen
         self.group = group
         self.rates = learning_rates(candidate)
-        self.recorder = StepRecorder()
+        self.recorder = StepRecorder(dp_merging=candidate.dp_merging)
+        self.descent = descent(clipper.optimizer, candidate.dp_merging, backward=self._backward)
         self.stretches: tuple[Stretch, ...] = (Stretch(run_id=run_id, token=secrets.token_hex(8)),)
         self.metrics: list[dict[str, float]] = []
         self.kept: dict[int, Mapping[str, Tensor]] = {}
@@ -92,7 +94,7 @@ class Run:
                 f"versions of the libraries than candidate {self.candidate.name} has now; train anew."
             )
         (here,) = self.stretches
-        self.recorder = StepRecorder(checkpoint.steps)
+        self.recorder = StepRecorder(checkpoint.steps, self.candidate.dp_merging)
         self.stretches = (*checkpoint.stretches, replace(here, first_step=checkpoint.step))
         self.module.load_state_dict(checkpoint.parameters)
         parameters = self.clipper.optimizer.params
@@ -131,12 +133,12 @@ class Run:
             generator=coins,
             device=device,
         ):
-            optimizer.zero_grad()
-            self._backward(features.to(device), labels.to(device))
+            self.descent.prepare()
+            self._backward(features, labels)
             monitor.see(self.clipper, len(labels), look=self.group.leads and monitor.due(done + 1))
             rows_seen += len(labels)
             optimizer.param_groups[0]["lr"] = self.rates[done]
-            optimizer.step()
+            self.descent.finish(features, labels)
             if len(self.recorder.steps) == done:
                 continue  # a part of a batch
             done += 1
@@ -159,8 +161,9 @@ class Run:
                 saved = time.monotonic()
 
     def _backward(self, features: Tensor, labels: Tensor) -> None:
+        device = self.history.device
         try:
-            self.clipper.backward(features, labels)
+            self.clipper.backward(features.to(device), labels.to(device))
         except RemergeError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a user's network raises

@@ -153,9 +153,3 @@ def test_composition_theorems_refuse_what_is_no_guarantee(bad: float) -> None:
         basic_composition([(bad, 1e-6)])
     with pytest.raises(InvalidInput):
         advanced_composition([(1.0, 1e-6)], bad)
-
-
-@pytest.mark.parametrize("optimizer", ["dp_sam", "dp_sam_previous_gradient"])
-def test_steps_that_use_a_record_twice_are_refused(optimizer: str, make_run: Maker) -> None:
-    with pytest.raises(IncompatibleCandidates, match="twice"):
-        joint_release([make_run("a", 2.0, 3, optimizer=optimizer)], NeighboringRelation.REPLACE_ONE)

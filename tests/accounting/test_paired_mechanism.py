@@ -17,14 +17,15 @@ from scipy.special import ndtr
 from accounting import gaussian
 from accounting.bounds import Bound
 from accounting.budget import NeighboringRelation
-from accounting.errors import IncompatibleCandidates, InvalidInput
+from accounting.errors import AccountingError, IncompatibleCandidates, InvalidInput
+from accounting.independent_merges import released_sums
 from accounting.joint_release import single_run
 from accounting.paired_mechanism import (
     PREVIOUS_ASCENT,
     PUBLIC_ANCHOR,
     SAME_BATCH_ASCENT,
     Ascent,
-    as_plain_step,
+    accounted_multiplier,
     multiplier_of_equal_privacy,
     paired_run,
 )
@@ -259,9 +260,14 @@ def test_segments_of_both_kinds_compose(make_run: Maker, make_segment: Maker) ->
 
 
 def test_refusals_and_extremes(paired: Callable[..., Bound], make_run: Maker, make_segment: Maker) -> None:
-    for optimizer in ("adam", "dp_sam_2", "sam"):
-        with pytest.raises(IncompatibleCandidates, match=optimizer):
-            as_plain_step(make_segment("s", 4.0, optimizer=optimizer))
+    for optimizer in ("dp_sam_2", "sam", "DP_SAM", "adam+sam", "dp_sam+", "dp_sam+asam", "dp_sam+adam+sgd"):
+        segment = make_segment("s", 4.0, optimizer=optimizer)
+        with pytest.raises(IncompatibleCandidates, match="not known how many"):
+            accounted_multiplier(segment)
+        with pytest.raises(AccountingError, match="not known what"):
+            released_sums(segment)
+        with pytest.raises(IncompatibleCandidates, match="not known how many"):
+            single_run(make_run(segments=[segment]))
     with pytest.raises(IncompatibleCandidates, match="relation"):
         paired_run(make_run("s", 4.0, optimizer="dp_sam"), ADD_OR_REMOVE)
     for bad in (-1.0, math.nan, math.inf):

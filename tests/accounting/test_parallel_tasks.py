@@ -13,6 +13,7 @@ from dp_accounting import NeighboringRelation as LibraryRelation
 from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from scipy.special import ndtr
 
+from accounting.ascent import SAME_BATCH_ASCENT
 from accounting.budget import NeighboringRelation
 from accounting.errors import AccountingError, IncompatibleCandidates, InvalidInput
 from accounting.joint_release import joint_release, single_run
@@ -236,7 +237,11 @@ def test_runs_of_one_lineage_are_released_jointly(make_task: TaskMaker) -> None:
 
 def test_paired_steps_are_accounted_as_such(make_task: TaskMaker) -> None:
     tasks = [make_task("a", 8.0, optimizer="dp_sam"), make_task("b", 8.0)]
-    assert parallel_tasks(tasks, REPLACE).mu == pytest.approx(2 * math.sqrt(40) / 8)
+    bound = parallel_tasks(tasks, REPLACE)
+    assert bound.mu == pytest.approx(2 * math.sqrt(40) / 8)
+    assert SAME_BATCH_ASCENT in bound.assumptions
+    adam = [make_task("a", 8.0, optimizer="dp_sam+adamw"), make_task("b", 8.0, optimizer="adam")]
+    assert parallel_tasks(adam, REPLACE).mu == bound.mu
 
 
 def test_a_task_without_noise_is_not_private(make_task: TaskMaker) -> None:
@@ -258,8 +263,8 @@ def test_tasks_that_are_not_disjoint_are_refused(make_task: TaskMaker) -> None:
         parallel_tasks([first, make_task("b", 8.0, unit="patient")], REPLACE)
     with pytest.raises(IncompatibleCandidates, match="relation"):
         parallel_tasks([first, make_task("b", 8.0, relation=ZERO_OUT)], REPLACE)
-    with pytest.raises(IncompatibleCandidates, match="adam"):
-        parallel_tasks([first, make_task("b", 8.0, optimizer="adam")], REPLACE)
+    with pytest.raises(IncompatibleCandidates, match="sam_adam"):
+        parallel_tasks([first, make_task("b", 8.0, optimizer="sam_adam")], REPLACE)
     with pytest.raises(InvalidInput):
         parallel_tasks([], REPLACE)
     with pytest.raises(InvalidInput):

@@ -82,27 +82,60 @@ def train_by_hand(
         seen: told which rows are in each step.
     """
     candidate, rows = small.recipe.candidates[0], small.splits.private
+    merging = candidate.dp_merging
     module = build(small.recipe.network)
     module.load_state_dict(initial_state(small.recipe.network, small.recipe.initialisation_seed))
     module.double().train()
     parameters = list(module.parameters())
+    start = [one.detach().clone() for one in parameters]
+    previous: list[Tensor] | None = None
     deviation = candidate.noise_multiplier * candidate.max_grad_norm
     noise = noise or seeded_noise(parameters, deviation)
     move = _Optimizer(candidate, parameters)
     steps = candidate.steps if steps is None else steps
     chosen_rows = batches(candidate, len(rows), seeded(2))
-    for step in range(steps):
-        chosen, added = next(chosen_rows), next(noise)
-        seen(chosen)
+
+    def released(chosen: list[int], place: list[Tensor]) -> list[Tensor]:
+        """The noisy mean gradient with the parameters moved to a place, from where they come back."""
+        added, before = next(noise), [one.detach().clone() for one in parameters]
+        _put(parameters, place)
         total = [torch.zeros_like(one) for one in parameters]
         for index in chosen:
             for sum_, part in zip(total, clipped(gradients(module, rows, index), candidate), strict=True):
                 sum_ += part
-        direction = [
-            (sum_ + own) / candidate.expected_batch_size for sum_, own in zip(total, added, strict=True)
-        ]
+        _put(parameters, before)
+        return [(sum_ + own) / candidate.expected_batch_size for sum_, own in zip(total, added, strict=True)]
+
+    for step in range(steps):
+        chosen = next(chosen_rows)
+        seen(chosen)
+        here = [one.detach().clone() for one in parameters]
+        if merging is not None and merging.ascent == "same_batch":
+            direction = released(chosen, _climbed(here, released(chosen, here), merging.radius))
+        elif merging is not None and merging.ascent == "previous_gradient" and previous is not None:
+            direction = released(chosen, _climbed(here, previous, merging.radius))
+        else:
+            direction = released(chosen, here)
+        previous = direction
+        if merging is not None:
+            direction = [
+                one + 2 * merging.anchor * (now - then)
+                for one, now, then in zip(direction, here, start, strict=True)
+            ]
         move(direction, candidate.learning_rate if rates is None else rates[step])
     return {name: tensor.detach() for name, tensor in module.state_dict().items()}
+
+
+def _put(parameters: list[nn.Parameter], place: list[Tensor]) -> None:
+    with torch.no_grad():
+        for parameter, one in zip(parameters, place, strict=True):
+            parameter.copy_(one)
+
+
+def _climbed(here: list[Tensor], direction: list[Tensor], radius: float) -> list[Tensor]:
+    """As far as the radius in the direction of a vector, which is the parameters' gradients one after the other."""
+    length = sum(float((one**2).sum()) for one in direction) ** 0.5
+    return [now + radius * one / length for now, one in zip(here, direction, strict=True)]
 
 
 class _Optimizer:
