@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from accounting.errors import InvalidInput
 from tasks.models.multi_task import TRUNK
 
 

@@ -36,7 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
     "full batch, half of the rows clipped": {**FEW, "max_grad_norm": 0.5, "noise_multiplier": 0.1},
     "momentum and weight decay": {**FEW, "momentum": 0.9, "weight_decay": 0.05, "learning_rate": 0.2},
     "AdamW, Poisson": {
-        **{**FEW, **POISSON},
+        **FEW, **POISSON,
         "optimizer": "adamw",
         "learning_rate": 0.05,
         "weight_decay": 0.1,
