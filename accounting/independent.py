@@ -26,13 +26,13 @@ from accounting.checks import Check, failed, not_compared, within
 from accounting.errors import AccountingError, NotDerivedAgain, RemergeError
 from accounting.independent_merges import (
     SHIFTED_RELATIVE,
-    distinct_steps,
     generic_square,
     joint_square,
     require_apart,
     shifted_mu,
 )
 from accounting.independent_profiles import CheckedProfile, drawn_profile, gaussian_profile, steps_profile
+from accounting.independent_steps import distinct_steps
 from accounting.plan import Mechanism
 from accounting.trajectory import Trajectory
 

@@ -24,7 +24,7 @@ from dp_accounting.pld import privacy_loss_distribution as library
 
 from accounting.budget import NeighboringRelation
 from accounting.errors import AccountingError
-from accounting.independent_merges import released_sums
+from accounting.independent_steps import released_sums
 from accounting.trajectory import Segment
 
 Deltas = Callable[[float], tuple[float, float]]  # epsilon in nats -> (remove, add)

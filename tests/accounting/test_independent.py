@@ -24,12 +24,12 @@ from accounting.certificate_parts import CandidateReference
 from accounting.errors import NotDerivedAgain
 from accounting.independent import derive_again
 from accounting.independent_merges import (
-    distinct_steps,
     generic_square,
     joint_square,
     shifted_mu,
 )
 from accounting.independent_profiles import drawn_profile, gaussian_delta, gaussian_profile, steps_profile
+from accounting.independent_steps import distinct_steps
 from accounting.joint_release import joint_release
 from accounting.linear_combination import generic
 from accounting.plan import Mechanism
