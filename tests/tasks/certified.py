@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import safetensors.numpy
-from accounting.task_sets import solve_tasks
 
 from accounting.budget import NeighboringRelation, PrivacyBudget
 from accounting.certificate import Certificate
 from accounting.plan import Plan
 from accounting.solver import solve
+from accounting.task_sets import solve_tasks
 from accounting.trajectory import Candidate, ParentStep, Segment, Trajectory
 from infra.canonical import canonical_json, sha256_hex
 from infra.documents import Draw, LedgerEntry, Policy, PortfolioManifest, release_id_of
