@@ -123,6 +123,17 @@ def policy_set(
             help="linear_combination, random_selection or mixture; repeat for several; default the first two"
         ),
     ] = None,
+    merge: Annotated[
+        str,
+        typer.Option(
+            help="how the candidates become one model: linear, average, task_arithmetic, ties, dare, fisher, regmean, "
+            "pcb, wudi or slerp"
+        ),
+    ] = "linear",
+    merge_option: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=VALUE of the merge, for example density=0.3; repeat for several"),
+    ] = None,
     scope: Annotated[
         str,
         typer.Option(help="what the budget covers: release, region (all of its releases) or all_regions"),
@@ -152,6 +163,7 @@ def policy_set(
     """Store a region's new policy and start the re-merge. The event policy.changed starts the flow policy_change."""
     from flows.commands import Asked, announce_policy, set_policy
     from flows.views import print_outcome
+    from tasks.policy_merges import parsed_options
 
     fields: dict[str, object] = {
         "region": region,
@@ -159,6 +171,8 @@ def policy_set(
         "delta": delta,
         "portfolio": portfolio,
         "selection": selection,
+        "merge": merge,
+        "merge_options": parsed_options(merge_option or []),
         "scope": scope,
         "min_accuracy": min_accuracy,
         "realised_epsilon_cap": realised_epsilon_cap,

@@ -19,6 +19,8 @@ from infra.orchestrator import FlowRun, RunNotEnded, message_of, state_in_words
 from infra.settings import Settings, StackDown
 from infra.stack import require_worker, worker_has_ended
 from tasks.candidates import require_relation, require_utilities
+from tasks.policy_merges import merge_in_words, options_of, require_mergeable, with_checked_options
+from tasks.release_merging import public_start
 from tasks.scope import SCOPE_WORDS
 from tasks.services import Services, open_services
 
@@ -119,9 +121,10 @@ def set_policy(settings: Settings, fields: Mapping[str, Any], *, asked: Asked, c
 
     Raises:
         InvalidInput: a field is wrong, the region is new and was not confirmed, or there is no portfolio, or none
-            with the utilities that the selection rule goes by.
+            with the utilities that the selection rule goes by, or that the merge operator can merge.
         StackDown: Prefect's worker has ended; nothing was stored.
     """
+    fields = with_checked_options(fields)
     checked = Policy.from_fields(
         {
             "serial": 1,
@@ -136,6 +139,10 @@ def set_policy(settings: Settings, fields: Mapping[str, Any], *, asked: Asked, c
     manifest = _portfolio(services, fields["portfolio"])
     require_utilities(manifest, checked.selection)
     require_relation(manifest, checked.neighboring_relation)
+    require_mergeable(checked, manifest)
+    public_start(
+        services.mlflow, manifest, checked.merge
+    )  # lest every attempt at the policy fails for want of it
     reference = fields["portfolio"] or manifest.reference
     if manifest.n_max is not None and checked.delta >= 1 / manifest.n_max:
         console.print(
@@ -160,7 +167,8 @@ def set_policy(settings: Settings, fields: Mapping[str, Any], *, asked: Asked, c
     console.print(
         f"Policy {policy.serial} of {region}: epsilon {policy.epsilon:g} at delta {policy.delta:g} "
         f"({policy.neighboring_relation}) for {SCOPE_WORDS[policy.scope]}, from {policy.portfolio}"
-        f"{'' if policy.selection == 'noise' else f', weights chosen by {policy.selection}'}.",
+        f"{'' if policy.selection == 'noise' else f', weights chosen by {policy.selection}'}"
+        f"{'' if policy.merge == 'linear' else f', merged by {merge_in_words(policy.merge, options_of(policy))}'}.",
         highlight=False,
         soft_wrap=True,
     )

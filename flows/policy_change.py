@@ -22,6 +22,7 @@ from flows.policy_steps import (
     import_libraries,
     leave_artifact,
     load_candidates,
+    load_public_start,
     make_draw,
     merge_models,
     note_attempt,
@@ -88,7 +89,7 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
     Raises:
         RemergeError: with one sentence; production is as it was.
     """
-    from tasks import promotion, report
+    from tasks import decision_page, promotion, report
     from tasks.candidates import accountable
     from tasks.certifying import certify
     from tasks.cumulative import figures_after
@@ -134,6 +135,7 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
     import_libraries()
     loaded = load_candidates(services, manifest)
     candidates = accountable(manifest, policy, loaded)
+    start = load_public_start(services, policy, manifest, loaded)
     scores = consult_scores(policy, manifest, candidates, loaded)
 
     def entry(kind: str, draw: Draw | None = None, certificate: bytes | None = None) -> dict[str, Any]:
@@ -156,9 +158,9 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
         if newer is not None:
             return newer
         try:
-            plan = solve_weights(policy, candidates, scores, past, stored)
+            plan = solve_weights(policy, candidates, scores, past, stored, manifest)
         except BudgetInfeasible as error:
-            leave_artifact(region, report.infeasible_page(policy, manifest, error.message, provenance))
+            leave_artifact(region, decision_page.infeasible_page(policy, manifest, error.message, provenance))
             return Outcome(kind="infeasible", portfolio=manifest.reference, sentence=error.message)
         # A budget of many releases is taken before anything is drawn or shown, lest two regions take the same rest.
         if policy.scope != "release" and past.is_new and stored is None:
@@ -171,7 +173,7 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
             if scores and len(plan.outcomes) > 1 and past.is_new:
                 past = past.up_to(write_ledger(services, entry("consulted"), past))
             draw = make_draw(services, release_id, plan)
-            model = merge_models(plan, draw, loaded)
+            model = merge_models(manifest, plan, draw, loaded, start)
             after = figures_after(past, policy, plan, draw, candidates, tuple(scores or ()))
             certificate = certify(release_id, policy, manifest, plan, draw, after)
             files = report.release_files(model, certificate, draw)
@@ -183,7 +185,7 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
         raise Changed(f"The ledger of {manifest.lineage} kept growing; reconcile will try again.")
 
     verdict, gate_rows = check_on_public_rows(services, policy, manifest, model)
-    page = report.decision_page(policy, manifest, plan, certificate, draw, verdict, provenance)
+    page = decision_page.decision_page(policy, manifest, plan, certificate, draw, verdict, provenance)
     if not verdict.passed:
         write_ledger(services, entry("failed_check", draw, files[CERTIFICATE]))
         leave_artifact(region, page)

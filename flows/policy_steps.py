@@ -84,6 +84,19 @@ def load_candidates(services: Services, manifest: PortfolioManifest) -> dict[str
 
 
 @step
+def load_public_start(
+    services: Services, policy: Policy, manifest: PortfolioManifest, loaded: dict[str, LoadedCandidate]
+) -> bytes | None:
+    """The public initial parameters, where the policy's merge operator works on what training added to them."""
+    from tasks.policy_merges import require_mergeable
+    from tasks.release_merging import public_start
+
+    del loaded  # what is wrong with a candidate is told first
+    require_mergeable(policy, manifest)
+    return public_start(services.mlflow, manifest, policy.merge)
+
+
+@step
 def consult_scores(
     policy: Policy,
     manifest: PortfolioManifest,
@@ -114,11 +127,12 @@ def solve_weights(
     scores: dict[str, float] | None,
     past: Past,
     draw: Draw | None,
+    manifest: PortfolioManifest,
 ) -> Plan:
     """The best weights under the policy's budget, from trajectories and what its selection rule looks at."""
     from tasks.scope import solve_in_scope
 
-    return solve_in_scope(policy, candidates, scores, past, draw)
+    return solve_in_scope(policy, candidates, scores, past, draw, manifest)
 
 
 @step
@@ -139,11 +153,20 @@ def make_draw(services: Services, release_id: str, plan: Plan) -> Draw | None:
 
 
 @step
-def merge_models(plan: Plan, draw: Draw | None, loaded: dict[str, LoadedCandidate]) -> bytes:
-    """The parameters to release."""
+def merge_models(
+    manifest: PortfolioManifest,
+    plan: Plan,
+    draw: Draw | None,
+    loaded: dict[str, LoadedCandidate],
+    start: bytes | None,
+) -> bytes:
+    """The parameters to release, and before that the statistics on public rows that some operators need."""
     from tasks.promotion import merge
+    from tasks.release_merging import Material, public_statistics
 
-    return merge(plan, draw, loaded)
+    models = {name: candidate.model for name, candidate in loaded.items()}
+    statistics = public_statistics(manifest, plan, models)
+    return merge(plan, draw, loaded, Material(start=start, statistics=statistics))
 
 
 @step
@@ -196,6 +219,7 @@ def register(
 ) -> int:
     """Make the merged model a version of `<portfolio>-<region>` in MLflow."""
     from tasks.merged_models import register_merge
+    from tasks.policy_merges import merge_in_words
 
     return register_merge(
         services.mlflow,
@@ -207,6 +231,11 @@ def register(
             "policy": f"{policy.region}/{policy.serial}",
             "portfolio": manifest.reference,
             "mechanism": certificate.mechanism,
+            **(
+                {"merge": merge_in_words(certificate.merge, certificate.merge_options)}
+                if certificate.mechanism == "operator"
+                else {}
+            ),
             "bound": certificate.bound,
             "selection": certificate.selection,
             "budget_epsilon": policy.epsilon,

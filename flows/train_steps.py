@@ -185,6 +185,7 @@ def train(workshop: Workshop, candidate: CandidateRecipe, run_id: str, flow_run_
     """Train a candidate in an open run, from its checkpoint where it has one, and finish the run."""
     from tasks.candidate_runs import finish_run, log_kept
     from tasks.live_run import LiveRun
+    from tasks.models import state_bytes
     from tasks.stored_checkpoints import discard_checkpoints
     from tasks.training import train_candidate
 
@@ -206,11 +207,12 @@ def train(workshop: Workshop, candidate: CandidateRecipe, run_id: str, flow_run_
         live.finish(trained.metrics)
     finally:
         live.stop()
+    initial = state_bytes(workshop.initial)
     kept = tuple(
-        (log_kept(client, recipe, one, parent_run_id=run_id, flow_run_id=flow_run_id), one)
+        (log_kept(client, recipe, one, initial=initial, parent_run_id=run_id, flow_run_id=flow_run_id), one)
         for one in trained.kept
     )
-    finish_run(client, run_id, recipe, trained)
+    finish_run(client, run_id, recipe, trained, initial=initial)
     with suppress(RemergeError):  # they are of no use any more, and take room
         discard_checkpoints(client, run_id)
     return Trained(candidates=((run_id, trained), *kept))

@@ -64,7 +64,7 @@ def print_status(console: Console, settings: Settings) -> tuple[bool, bool]:
         table.add_row(
             region,
             str(policy.serial),
-            f"({policy.epsilon:g}, {policy.delta:g}){_scope(policy)}",
+            f"({policy.epsilon:g}, {policy.delta:g}){_scope(policy)}{_merge(policy)}",
             live.manifest.release_id[:12] if live else "none",
             epsilon_in_words(live) if live else "",
             f"{live.manifest.accuracy:.3f}" if live else "",
@@ -82,6 +82,8 @@ def print_policy(console: Console, settings: Settings, region: str) -> None:
     policy = current_policy(open_services(settings), region)
     table = Table(title=f"Policy {policy.serial} of {region}", show_header=False, title_justify="left")
     for name, value in policy.model_dump(mode="json").items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{option}={setting}" for option, setting in value.items())
         table.add_row(name, ", ".join(value) if isinstance(value, list) else str(value))
     console.print(table)
 
@@ -93,8 +95,9 @@ def print_outcome(console: Console, settings: Settings, policy: Policy, run: Flo
     _, live, _ = region_compliance(services, policy.region)
     if live is not None:
         weights = release_in_words(live.certificate)
+        how = "" if live.certificate.mechanism == "operator" else f"{live.certificate.mechanism} of "
         console.print(
-            f"Live in {policy.region}: {live.certificate.mechanism} of {weights}; started by "
+            f"Live in {policy.region}: {how}{weights}; started by "
             f"{started_by(live.manifest.provenance)}. Fetch it with `remerge pull {policy.region} --to DIR`.",
             highlight=False,
             soft_wrap=True,
@@ -108,6 +111,10 @@ def epsilon_in_words(live: LiveRelease) -> str:
 
 def _scope(policy: Policy) -> str:
     return "" if policy.scope == "release" else f", {SCOPE_WORDS[policy.scope]}"
+
+
+def _merge(policy: Policy) -> str:
+    return "" if policy.merge == "linear" else f", merged by {policy.merge}"
 
 
 def started_by(provenance: Provenance) -> str:

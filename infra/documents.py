@@ -14,6 +14,7 @@ from pydantic import (
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
+    ValidationInfo,
     field_validator,
     model_serializer,
     model_validator,
@@ -21,11 +22,16 @@ from pydantic import (
 
 from accounting.budget import LARGEST_EPSILON, LEAST_DELTA, LEAST_EPSILON
 from infra.canonical import digest
-from infra.strict_document import Digest, Document, Name, Time
+from infra.ledger_documents import LedgerEntry
+from infra.strict_document import Digest, Document, Name, Relation, Time
 
-Relation = Literal["replace_one", "add_or_remove_one", "replace_special"]
 Selection = Literal["noise", "stated", "public_twin", "validation", "validation_unaccounted"]
-
+# The operators of `tasks.merging`, which this folder may not ask.
+Merge = Literal[
+    "linear", "average", "task_arithmetic", "ties", "dare", "fisher", "regmean", "pcb", "wudi", "slerp"
+]
+Option = bool | int | float | str  # of a merge operator
+DEFAULT_MECHANISMS = ("linear_combination", "random_selection")
 
 FileName = Annotated[str, Field(pattern=r"^[a-z_]+\.[a-z]+$")]  # of a release: never a path
 
@@ -43,8 +49,13 @@ class Policy(Document):
     portfolio: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}@(?:[1-9][0-9]*|latest)$")]
     mechanisms: Annotated[
         tuple[Literal["linear_combination", "random_selection", "mixture"], ...], Field(min_length=1)
-    ] = ("linear_combination", "random_selection")
-    merge: Literal["linear"] = "linear"
+    ] = DEFAULT_MECHANISMS
+    merge: Merge = (
+        "linear"  # with another one no mechanism is asked: what it makes of several candidates is released
+    )
+    merge_options: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")], Option] = Field(
+        default_factory=dict
+    )  # of the operator, see tasks.merging.checked_options
     selection: Selection = "noise"  # what the weights may depend on, see accounting.selection_rules
     # What the budget must cover: this release, all releases of this region, or all of the lineage in any region.
     scope: Literal["release", "region", "all_regions"] = "release"
@@ -66,6 +77,23 @@ class Policy(Document):
         if len(set(value)) != len(value):
             raise ValueError("each mechanism may be named once")
         return value
+
+    @field_validator("merge")
+    @classmethod
+    def _asks_no_mechanism(cls, value: str, found: ValidationInfo) -> str:
+        mechanisms = found.data.get("mechanisms", DEFAULT_MECHANISMS)
+        if value != "linear" and set(mechanisms) != set(DEFAULT_MECHANISMS):
+            raise ValueError(
+                f"{value} releases what it makes of several candidates, so it goes without mechanisms: leave them "
+                "out, or merge by linear"
+            )
+        return value
+
+    @model_serializer(mode="wrap")
+    def _as_before_without_options(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out options where there are none, so that policies of before keep their bytes and digests."""
+        fields: dict[str, Any] = write(self)
+        return {name: value for name, value in fields.items() if name != "merge_options" or value}
 
     @property
     def cap(self) -> float:
@@ -134,6 +162,9 @@ class CandidateRecord(Document):
         return {name: value for name, value in fields.items() if value is not None}
 
 
+GROUP_FIELDS = ("tasks", "records", "task_data")  # of a manifest, only where there are several tasks
+
+
 class PortfolioManifest(Document):
     """A portfolio version: only its candidates exist for the solver."""
 
@@ -152,12 +183,43 @@ class PortfolioManifest(Document):
     n_max: Annotated[int, Field(ge=1)] | None
     flow_run_id: str | None
     candidates: Annotated[tuple[CandidateRecord, ...], Field(min_length=1)]
+    # Of a group: several tasks, each trained on data of its own from one public start. All three or none.
+    tasks: dict[Name, Name] | None = None  # by candidate
+    records: Literal["disjoint", "shared"] | None = None  # disjoint: no record was found in two tasks' data
+    task_data: dict[Name, DataRecord] | None = None  # by task; `data` is what `load_tasks` makes of them all
 
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
+    @model_validator(mode="after")
+    def _whole_tasks(self) -> Self:
+        given = [name for name in GROUP_FIELDS if getattr(self, name) is not None]
+        if given and len(given) < len(GROUP_FIELDS):
+            raise ValueError(f"{', '.join(GROUP_FIELDS)} go together")
+        if self.tasks is None or self.task_data is None:
+            return self
+        if set(self.tasks) != {candidate.name for candidate in self.candidates}:
+            raise ValueError("tasks names the task of every candidate, and of no other")
+        if set(self.tasks.values()) != set(self.task_data) or len(self.task_data) < 2:
+            raise ValueError("tasks and task_data name the same tasks, at least two")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_before_without_tasks(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what only groups have, so that other manifests keep their bytes and digests."""
+        fields: dict[str, Any] = write(self)
+        return {
+            name: value for name, value in fields.items() if name not in GROUP_FIELDS or value is not None
+        }
 
     @property
     def reference(self) -> str:
         return f"{self.name}@{self.serial}"
+
+    def private_digest_of(self, candidate: str) -> str:
+        """The digest of the private rows that a candidate was trained on: of its task's, where there are tasks."""
+        if self.tasks is None or self.task_data is None:
+            return self.data.private.digest
+        return self.task_data[self.tasks[candidate]].private.digest
 
 
 class Draw(Document):
@@ -173,55 +235,6 @@ class Draw(Document):
     entropy_source: str
 
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
-
-
-BEFORE_CERTIFICATE = ("consulted", "reserved")
-
-
-class LedgerOutcome(Document):
-    """One possible outcome of a release: the executed steps it stands for, and its probability."""
-
-    name: str  # as the draw names it
-    weight: Annotated[float, Field(gt=0, le=1)]
-    candidates: tuple[str, ...]
-    segments: tuple[dict[str, Any], ...]  # accounting.trajectory.segment_to_dict of the union
-    paths: dict[
-        str, tuple[tuple[str, int], ...]
-    ]  # by candidate: its segments' ids, in order, and steps of each
-    coefficients: (
-        dict[str, float] | None
-    )  # lambda of one average, of which alone it tells; None: of all candidates
-
-
-class LedgerEntry(Document):
-    """One line of the append-only record of everything ever released from a data lineage."""
-
-    schema_: Literal["remerge/ledger-entry/1"] = Field("remerge/ledger-entry/1", alias="schema")
-    serial: Annotated[int, Field(ge=1)]
-    previous_digest: Digest | None  # None for the first entry of a lineage
-    lineage: Name
-    release_id: Digest
-    region: Name
-    # Before there is a certificate. consulted: scores of private models were looked at, and a draw may show the
-    # weights that came of it. reserved: a share of a region's or all regions' budget was taken.
-    kind: Literal["consulted", "reserved", "intended", "failed_check", "live", "rolled_back"]
-    written_at: Time
-    neighboring_relation: Relation
-    unit: Literal["record"]
-    outcomes: Annotated[tuple[LedgerOutcome, ...], Field(min_length=1)]  # before the draw, if any
-    drawn: str | None
-    selection: str
-    certificate_digest: Digest | None  # None where there is no certificate yet: kinds consulted and reserved
-    counted: Annotated[int, Field(ge=0)]  # entries before it that its release's cumulative figures count
-
-    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
-
-    @model_validator(mode="after")
-    def _certified_or_before_that(self) -> Self:
-        if (self.certificate_digest is None) != (self.kind in BEFORE_CERTIFICATE):
-            kinds = " and ".join(BEFORE_CERTIFICATE)
-            raise ValueError(f"every kind but {kinds} names its certificate_digest, and these have none")
-        return self
 
 
 class Provenance(Document):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tasks.training import TrainedCandidate
 
 MODEL = "model.safetensors"
+INITIAL = "initial.safetensors"  # the public parameters that the run started from, which merges may need
 TRAJECTORY = "trajectory.json"
 NETWORK = "network.json"
 RECIPE = "recipe.json"
@@ -105,9 +106,15 @@ def log_twin(
     return run_id
 
 
-def finish_run(client: MlflowClient, run_id: str, recipe: Recipe, trained: TrainedCandidate) -> None:
-    """Store the files of a finished training, whose metrics are logged, and mark its run as finished."""
-    files = candidate_files(recipe, trained)
+def finish_run(
+    client: MlflowClient, run_id: str, recipe: Recipe, trained: TrainedCandidate, *, initial: bytes
+) -> None:
+    """Store the files of a finished training, whose metrics are logged, and mark its run as finished.
+
+    Args:
+        initial: contents of a safetensors file with the portfolio's public initial parameters.
+    """
+    files = {**candidate_files(recipe, trained), INITIAL: initial}
     with answers("log a run"):  # what is taken up again later is checked against these
         client.set_tag(run_id, MODEL_TAG, sha256_hex(files[MODEL]))
         client.set_tag(run_id, TRAJECTORY_TAG, sha256_hex(files[TRAJECTORY]))
@@ -120,10 +127,14 @@ def log_kept(
     recipe: Recipe,
     kept: TrainedCandidate,
     *,
+    initial: bytes,
     parent_run_id: str,
     flow_run_id: str | None,
 ) -> str:
     """Leave a checkpoint that its recipe keeps as a candidate in a finished run of its own, below its run's.
+
+    Args:
+        initial: as for `finish_run`.
 
     Returns:
         The run's id: again the same one where an attempt that was interrupted had left it.
@@ -140,7 +151,7 @@ def log_kept(
         with answers("log a run"):
             accuracy = {"public_train_accuracy": kept.public_train_accuracy, "step": kept.trajectory.steps}
             log_metrics(client, found, metrics_of([accuracy]))
-    finish_run(client, found, recipe, kept)
+    finish_run(client, found, recipe, kept, initial=initial)
     return found
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 
-from accounting.certificate import MERGE_RULES, Certificate, build_certificate
+from accounting.certificate import Certificate, build_certificate
 from accounting.certificate_parts import CandidateReference, Cumulative
-from accounting.plan import Mechanism, Plan
+from accounting.plan import Plan
 from infra.documents import Draw, Policy, PortfolioManifest
-from tasks.merging import MERGE_RULE
+from tasks.policy_merges import merge_rule
 
 PACKAGES = ("remerge", "dp-accounting", "numpy", "scipy", "safetensors")
 
@@ -52,14 +52,6 @@ def certify(
             **{package: importlib.metadata.version(package) for package in PACKAGES},
         },
         realised=draw.drawn if draw is not None else None,
-        merge_rule=merge_rule(plan.mechanism),
+        merge_rule=merge_rule(plan),
         cumulative=cumulative,
     )
-
-
-def merge_rule(mechanism: Mechanism) -> str:
-    """How the parameters were made, in words."""
-    if mechanism is Mechanism.RANDOM_SELECTION:
-        return MERGE_RULES[mechanism]
-    drawn = "of one component, drawn once with the components' weights as probabilities, "
-    return drawn + MERGE_RULE if mechanism is Mechanism.MIXTURE else MERGE_RULE

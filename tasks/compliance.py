@@ -11,6 +11,7 @@ from accounting.certificate import Certificate, satisfies
 from accounting.selection_rules import SCORES_UNACCOUNTED, UNACCOUNTED, VALIDATION
 from accounting.words import rounded_up
 from infra.documents import Policy, ReleaseManifest
+from tasks.policy_merges import allows, how_made
 
 # Rules that need nobody's word: the certificate covers what they look at. Releases made by them satisfy every policy
 # whose numbers they meet; the other rules only a policy that asks for them.
@@ -46,8 +47,8 @@ def fault_of(live: LiveRelease, policy: Policy) -> str | None:
     Only the certificate is consulted, so a release made for another policy may satisfy this one.
     """
     certificate, manifest = live.certificate, live.manifest
-    if certificate.mechanism not in policy.mechanisms:
-        return f"The live release was made by {certificate.mechanism}, which the policy does not allow."
+    if not allows(policy, certificate):
+        return f"The live release was made by {how_made(certificate)}, which the policy does not allow."
     if certificate.selection not in (policy.selection, *COVERED_RULES):
         return (
             f"The live release's weights were chosen by {certificate.selection}, which the policy's selection "

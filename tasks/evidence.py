@@ -6,17 +6,19 @@ be is a check that has failed, and the others go on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 from accounting.certificate import Certificate
 from accounting.checks import Check, compare, failed
 from accounting.errors import InvalidInput, RemergeError
+from accounting.plan import Mechanism
 from infra.canonical import strict_json
 from infra.documents import Draw, LedgerEntry, Policy, PortfolioManifest, ReleaseManifest
 from infra.releases import CERTIFICATE, DRAW, MANIFEST, MODEL
+from tasks.release_merging import Material, public_start, public_statistics
 from tasks.services import Services
 from tasks.verifying import Evidence
 
@@ -50,6 +52,7 @@ class _Documents:
     ledger: tuple[LedgerEntry, ...] | None = None
     trajectories: dict[str, bytes] = field(default_factory=dict)
     candidates: dict[str, bytes] = field(default_factory=dict)
+    material: Material | None = None
 
 
 def of_region(services: Services, region: str, progress: Progress) -> Evidence:
@@ -142,6 +145,7 @@ def _evidence(
         draw=draw,
         model=model,
         candidates=documents.candidates,
+        material=documents.material,
         ledger=documents.ledger,
         faults=tuple(gathering.faults),
     )
@@ -175,7 +179,25 @@ def _of_stack(services: Services, content: bytes, gathering: _Gathering, progres
         )
         if files is not None:
             documents.candidates[record.name], documents.trajectories[record.name] = files
-    return documents
+    if portfolio is None or not set(certificate.weights) <= set(documents.candidates):
+        return documents
+    progress("Gathering what the merge needs")
+    material = gathering.attempt(
+        "what the merge needs", lambda: _material(services, portfolio, certificate, documents.candidates)
+    )
+    return replace(documents, material=material)
+
+
+def _material(
+    services: Services, portfolio: PortfolioManifest, certificate: Certificate, models: Mapping[str, bytes]
+) -> Material:
+    """The public start, and statistics made again, where the certificate's operator needs them."""
+    if certificate.mechanism is not Mechanism.OPERATOR:
+        return Material()
+    return Material(
+        start=public_start(services.mlflow, portfolio, certificate.merge),
+        statistics=public_statistics(portfolio, certificate, models),
+    )
 
 
 def _parsed(content: bytes) -> Certificate | None:

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from accounting.ledger import Outcome, PastRelease
-from accounting.plan import Plan
+from accounting.plan import Mechanism, Plan
 from accounting.trajectory import Candidate, Segment, Trajectory, parse_relation, segment_from_dict
-from infra.documents import LedgerEntry, LedgerOutcome, Policy
+from infra.documents import LedgerEntry, Policy
+from infra.ledger_documents import LedgerOutcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +115,13 @@ def _releases(entries: Sequence[LedgerEntry], release_id: str, turn: int | None)
     )
 
 
+def tasks_of(plan: Plan, names: Sequence[str]) -> dict[str, str] | None:
+    """The tasks of candidates that a plan uses or consulted, where no record is in the data of two tasks."""
+    if plan.records != "disjoint" or not set(names) <= set(plan.tasks):
+        return None
+    return {name: plan.tasks[name] for name in names}
+
+
 def outcomes_of_plan(
     plan: Plan, candidates: Sequence[Candidate], consulted: Sequence[str]
 ) -> tuple[Outcome, ...]:
@@ -123,12 +131,14 @@ def outcomes_of_plan(
     for name, probability in plan.outcomes.items():
         merged = plan.merged_weights(name)
         names = list(dict.fromkeys([*merged, *consulted, *plan.consulted]))
-        alone = len(names) == len(merged) and not (consulted or plan.consulted)
+        tasks = tasks_of(plan, names)
+        alone = plan.mechanism is not Mechanism.OPERATOR and not (consulted or plan.consulted)
         found.append(
             Outcome(
                 probability=probability,
                 runs=tuple(trajectories[each] for each in names),
                 weights=tuple(merged.values()) if alone else None,
+                tasks=None if tasks is None else tuple(tasks.values()),
             )
         )
     return tuple(found)
@@ -145,17 +155,30 @@ def release_of(entries: Sequence[LedgerEntry]) -> PastRelease:
         if len(names) == 1 or entry.drawn in names:
             drawn = None if len(names) == 1 else names.index(str(entry.drawn))
             return PastRelease(region=entry.region, outcomes=outcomes, drawn=drawn)
-    runs = [
-        run for entry in entries for each in entry.outcomes for run in _outcome(entry, each).runs
-    ]  # nobody can tell which of these came out: all of them may have
-    return PastRelease(region=entries[0].region, outcomes=(Outcome(probability=1.0, runs=tuple(runs)),))
+    # Nobody can tell which of these came out: all of them may have.
+    found = [_outcome(entry, outcome) for entry in entries for outcome in entry.outcomes]
+    everything = Outcome(
+        probability=1.0,
+        runs=tuple(run for outcome in found for run in outcome.runs),
+        tasks=None
+        if any(outcome.tasks is None for outcome in found)
+        else tuple(task for outcome in found for task in outcome.tasks or ()),
+    )
+    return PastRelease(region=entries[0].region, outcomes=(everything,))
 
 
 def _outcome(entry: LedgerEntry, outcome: LedgerOutcome) -> Outcome:
     segments = {segment.id: segment for segment in map(segment_from_dict, outcome.segments)}
-    runs = {name: _run(entry, path, segments) for name, path in outcome.paths.items()}
+    data = outcome.data_digests or {}
+    runs = {
+        name: _run(entry, path, segments, data.get(name, "ledger")) for name, path in outcome.paths.items()
+    }
     if outcome.coefficients is None:
-        return Outcome(probability=outcome.weight, runs=tuple(runs.values()))
+        return Outcome(
+            probability=outcome.weight,
+            runs=tuple(runs.values()),
+            tasks=None if outcome.tasks is None else tuple(outcome.tasks[name] for name in runs),
+        )
     return Outcome(
         probability=outcome.weight,
         runs=tuple(runs[name] for name in outcome.coefficients),
@@ -163,14 +186,16 @@ def _outcome(entry: LedgerEntry, outcome: LedgerOutcome) -> Outcome:
     )
 
 
-def _run(entry: LedgerEntry, path: Sequence[tuple[str, int]], segments: Mapping[str, Segment]) -> Trajectory:
+def _run(
+    entry: LedgerEntry, path: Sequence[tuple[str, int]], segments: Mapping[str, Segment], data_digest: str
+) -> Trajectory:
     """A run as the ledger knows it: its steps, and whose records it used."""
     return Trajectory(
         portfolio="ledger",
         lineage=entry.lineage,
         unit=entry.unit,
         neighboring_relation=parse_relation(entry.neighboring_relation),
-        data_digest="ledger",
+        data_digest=data_digest,
         initialisation_digest="ledger",
         feature_radius=None,
         n_max=None,

@@ -15,14 +15,16 @@ from datetime import UTC, datetime
 from typing import Any
 
 from accounting.errors import InvalidInput
-from accounting.plan import Plan
+from accounting.plan import Mechanism, Plan
 from accounting.trajectory import Candidate, segment_to_dict, union_of_segments
 from infra.documents import Draw, LedgerEntry, Pointer, Policy, PortfolioManifest, ReleaseManifest
 from infra.ledger_store import LedgerStore
 from infra.object_store import Changed, Corrupted
 from infra.releases import DRAW, ReleaseStore
-from tasks import drawing, merging
+from tasks import drawing
 from tasks.candidates import LoadedCandidate
+from tasks.past import tasks_of
+from tasks.release_merging import Material, merged
 
 POINTER_TRIES = 20
 
@@ -44,8 +46,16 @@ def draw_if_need_be(releases: ReleaseStore, release_id: str, plan: Plan) -> Draw
     return stored
 
 
-def merge(plan: Plan, draw: Draw | None, loaded: Mapping[str, LoadedCandidate]) -> bytes:
-    """The parameters to release: the drawn candidate or merge, or the weighted sum of the candidates.
+def merge(
+    plan: Plan,
+    draw: Draw | None,
+    loaded: Mapping[str, LoadedCandidate],
+    material: Material = Material(),  # noqa: B008
+) -> bytes:
+    """The parameters to release: the drawn candidate or merge, or what the plan's operator makes of the candidates.
+
+    Args:
+        material: what the operator needs beside the candidates' models.
 
     Raises:
         InvalidInput: the plan asks for fresh noise, which a retry would draw anew: two noisy releases of one
@@ -55,7 +65,7 @@ def merge(plan: Plan, draw: Draw | None, loaded: Mapping[str, LoadedCandidate]) 
         raise InvalidInput("Policies cannot release merges with fresh noise; solve without it.")
     (outcome,) = [draw.drawn] if draw is not None else plan.outcomes
     weights = plan.merged_weights(outcome)
-    return merging.linear_combination({name: loaded[name].model for name in weights}, weights)
+    return merged(plan, weights, {name: loaded[name].model for name in weights}, material)
 
 
 def ledger_fields(
@@ -73,8 +83,9 @@ def ledger_fields(
 ) -> dict[str, Any]:
     """A ledger entry without its serial and chain: the executed steps that the release stands for.
 
-    A linear combination stands for the union of its support's steps; a random selection or a mixture for one
-    union for each candidate or component, with its probability, and the name drawn. Every outcome stands for the
+    A linear combination stands for the union of its support's steps; so does what another operator makes, of which
+    everything about its candidates counts as known; a random selection or a mixture for one union for each
+    candidate or component, with its probability, and the name drawn. Every outcome stands for the
     consulted candidates' steps too: whoever sees the weights sees something of every model that was looked at,
     whether or not the certificate covers that.
 
@@ -87,8 +98,10 @@ def ledger_fields(
     looked_at = [*consulted, *(name for name in plan.consulted if name not in consulted)]
 
     def outcome(name: str, weight: float) -> dict[str, Any]:
-        merged = plan.merged_weights(name)
-        names = list(dict.fromkeys([*merged, *looked_at]))
+        weights = plan.merged_weights(name)
+        names = list(dict.fromkeys([*weights, *looked_at]))
+        tasks = tasks_of(plan, names)
+        data = {candidate: trajectories[candidate].data_digest for candidate in names}
         segments = union_of_segments(tuple(trajectories[candidate] for candidate in names))
         return {
             "name": name,
@@ -99,7 +112,8 @@ def ledger_fields(
                 candidate: [[segment.id, segment.steps] for segment in trajectories[candidate].segments]
                 for candidate in names
             },
-            "coefficients": None if looked_at else merged,
+            "coefficients": None if looked_at or plan.mechanism is Mechanism.OPERATOR else weights,
+            **({} if tasks is None else {"tasks": tasks, "data_digests": data}),
         }
 
     return {

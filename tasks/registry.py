@@ -14,6 +14,7 @@ from infra.canonical import sha256_hex, strict_json
 from infra.documents import CandidateRecord, PortfolioManifest
 from tasks.candidate_runs import (
     CANDIDATE_TAG,
+    INITIAL,
     MODEL,
     MODEL_TAG,
     TRAJECTORY,
@@ -129,6 +130,38 @@ def fetch_files(
 def load_all(client: MlflowClient, manifest: PortfolioManifest) -> dict[str, LoadedCandidate]:
     """Pull every candidate of a portfolio, in the manifest's order; errors as `fetch_candidate`."""
     return {record.name: fetch_candidate(client, manifest, record) for record in manifest.candidates}
+
+
+def fetch_public_start(client: MlflowClient, manifest: PortfolioManifest) -> bytes:
+    """Pull the public parameters that all candidates started from, from the first run that has them.
+
+    Returns:
+        The contents of a safetensors file with the digest that the manifest states.
+
+    Raises:
+        CandidateMissing: no run has them, as in portfolios of earlier versions.
+        CandidateCorrupted: the runs that have them have others.
+        StackDown: MLflow or its store does not answer; trying again helps.
+    """
+    require_up(client)
+    damaged = ""
+    for record in manifest.candidates:
+        what = f"{INITIAL} of candidate {record.name} of {manifest.reference}"
+        content = download(client, record.run_id, INITIAL, what)
+        if content is not None and sha256_hex(content) == manifest.initialisation_digest:
+            return content
+        if content is not None:
+            damaged = damaged or f"{what} was replaced or corrupted after training"
+    if damaged:
+        raise CandidateCorrupted(
+            f"{damaged} (its SHA-256 is not the manifest's initialisation_digest): restore the file in MLflow, or "
+            "train the portfolio again with `remerge train`."
+        )
+    raise CandidateMissing(
+        f"{manifest.reference} was trained without keeping its public start ({INITIAL} of a candidate's MLflow run), "
+        "which this merge needs: train the portfolio again with `remerge train`, or set the policy with "
+        "`--merge linear`."
+    )
 
 
 def fetch_trajectory(

@@ -14,10 +14,10 @@ from accounting.budget import PrivacyBudget
 from accounting.errors import AccountingError, BudgetInfeasible, IncompatibleCandidates
 from accounting.ledger import PastRelease, cumulative
 from accounting.members import epsilon_within
-from accounting.plan import Plan
+from accounting.plan import Mechanism, Plan
 from accounting.trajectory import Candidate, Trajectory, parse_relation
 from accounting.words import rounded_up
-from infra.documents import Draw, LedgerEntry, Policy
+from infra.documents import Draw, LedgerEntry, Policy, PortfolioManifest
 from tasks.past import Past, by_release, has_grown, in_scope, is_out, outcomes_of_plan, release_of
 from tasks.solving import solve_policy
 
@@ -57,10 +57,10 @@ def scope_fault(policy: Policy, entries: Sequence[LedgerEntry], release_id: str)
     found = []
     try:
         for counted in counts:
-            together = cumulative([*others, counted], parse_relation(policy.neighboring_relation))
-            if epsilon_within(together, budget) is not None:
+            bound = cumulative([*others, counted], parse_relation(policy.neighboring_relation))
+            if epsilon_within(bound, budget) is not None:
                 return None
-            found.append(together.epsilon(policy.delta))
+            found.append(bound.epsilon(policy.delta))
         spent = f"have epsilon {rounded_up(min(found))} at delta {policy.delta:g}"
     except (AccountingError, IncompatibleCandidates) as error:
         spent = f"cannot be accounted ({error.message.rstrip('.')})"
@@ -76,6 +76,7 @@ def solve_in_scope(
     scores: Mapping[str, float] | None,
     past: Past,
     draw: Draw | None = None,
+    manifest: PortfolioManifest | None = None,
 ) -> Plan:
     """The best plan whose release, together with the past of the policy's scope, satisfies the budget.
 
@@ -85,19 +86,20 @@ def solve_in_scope(
 
     Args:
         draw: the stored draw of this release, where there is one.
+        manifest: of the candidates' portfolio, where it may be one of several tasks.
 
     Raises:
         BudgetInfeasible: the past alone is too much, or nothing fits beside it.
         RemergeError: as `solve_policy`; or the past cannot be accounted together with these candidates.
     """
     if policy.scope == "release":
-        return solve_policy(policy, candidates, scores)
+        return solve_policy(policy, candidates, scores, manifest)
     if past.held is None:
-        return _Search(policy, candidates, scores, past).best()
-    now = _Search(policy, candidates, scores, past)
+        return _Search(policy, candidates, scores, past, manifest).best()
+    now = _Search(policy, candidates, scores, past, manifest)
     if past.grown and draw is None:
         return now.best()
-    plan = _Search(policy, candidates, scores, past.held).best()
+    plan = _Search(policy, candidates, scores, past.held, manifest).best()
     if past.grown and not now.fits(plan, draw):
         assert draw is not None
         raise BudgetInfeasible(
@@ -119,8 +121,9 @@ class _Search:
         candidates: Sequence[Candidate],
         scores: Mapping[str, float] | None,
         past: Past,
+        manifest: PortfolioManifest | None,
     ) -> None:
-        self.policy, self.candidates, self.scores = policy, candidates, scores
+        self.policy, self.candidates, self.scores, self.manifest = policy, candidates, scores, manifest
         self.before = past.of_scope(policy)
         self.relation = parse_relation(policy.neighboring_relation)
         self.budget = PrivacyBudget(epsilon=policy.epsilon, delta=policy.delta)
@@ -141,13 +144,13 @@ class _Search:
             spent = cumulative(self.before, self.relation)
             if epsilon_within(spent, self.budget) is None:
                 raise self._exhausted(spent.epsilon(self.policy.delta), None)
-        whole = solve_policy(self.policy, self.candidates, self.scores)
+        whole = solve_policy(self.policy, self.candidates, self.scores, self.manifest)
         if self.fits(whole):
             return whole
         found = []
         out = _steps(run for release in self.before for outcome in release.possible for run in outcome.runs)
         exposed = [c for c in self.candidates if _steps([c.trajectory]) <= out]
-        if exposed and (plan := self._under(self.policy.epsilon, exposed)) is not None:
+        if self._has_every_task(exposed) and (plan := self._under(self.policy.epsilon, exposed)) is not None:
             found.append(plan)
         largest = self._largest()
         if largest is not None:
@@ -156,7 +159,8 @@ class _Search:
             # Of a plan that scores have chosen nothing is told: it says something about the models looked at.
             own = cumulative(self.before, self.relation).epsilon(self.policy.delta) if self.before else 0.0
             raise self._exhausted(own, None if self.scores else whole)
-        return max(found, key=lambda plan: plan.objective)
+        # A policy that names an operator asks for a merge: one candidate alone only where nothing else fits.
+        return max(found, key=lambda plan: (plan.mechanism is Mechanism.OPERATOR, plan.objective))
 
     def _largest(self) -> Plan | None:
         """The best plan under the largest part of the budget that leaves room: looked for from the whole downwards,
@@ -187,11 +191,16 @@ class _Search:
         scores = self.scores
         own = None if scores is None else {c.name: scores[c.name] for c in some if c.name in scores}
         try:
-            plan = solve_policy(stricter, some, own)
+            plan = solve_policy(stricter, some, own, self.manifest)
         except BudgetInfeasible:
             return None
         plan = replace(plan, budget=self.budget)
         return plan if self.fits(plan) else None
+
+    def _has_every_task(self, some: Sequence[Candidate]) -> bool:
+        """Whether there is anything to solve with these: a candidate, or one for each task."""
+        tasks = None if self.manifest is None else self.manifest.tasks
+        return bool(some) and (tasks is None or {tasks[c.name] for c in some} == set(tasks.values()))
 
     def _exhausted(self, own: float, plan: Plan | None) -> BudgetInfeasible:
         policy = self.policy

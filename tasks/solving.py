@@ -13,26 +13,50 @@ from accounting.members import epsilon_within
 from accounting.plan import Mechanism, Plan
 from accounting.selection_rules import UNACCOUNTED, VALIDATION
 from accounting.solver import solve
+from accounting.task_sets import solve_tasks
 from accounting.trajectory import Candidate
 from infra.documents import Policy, PortfolioManifest
 from tasks.candidates import LoadedCandidate
 from tasks.data import load_public_train
+from tasks.merging import needs
+from tasks.policy_merges import options_of
+from tasks.release_merging import own_network_and_rows
 from tasks.validation import accuracy
 
 
 def solve_policy(
-    policy: Policy, candidates: Sequence[Candidate], scores: Mapping[str, float] | None = None
+    policy: Policy,
+    candidates: Sequence[Candidate],
+    scores: Mapping[str, float] | None = None,
+    manifest: PortfolioManifest | None = None,
 ) -> Plan:
     """The best weights under a policy, from trajectories and what its selection rule looks at beside them.
+
+    With another merge operator than linear these are the weights that the operator is given.
 
     Args:
         candidates: from `tasks.candidates.accountable`, which gives them the utilities that the rule needs.
         scores: from `consulted_scores`; None for rules that look at none.
+        manifest: of the candidates' portfolio; where it is one of several tasks, one candidate of each is merged.
 
     Raises:
         accounting.errors.BudgetInfeasible: nothing satisfies the budget; says what to train.
         accounting.errors.RemergeError: the candidates cannot be accounted or compared.
     """
+    options = options_of(policy)
+    if manifest is not None and manifest.tasks is not None:
+        assert manifest.records is not None
+        return solve_tasks(
+            _budget(policy),
+            candidates,
+            {candidate.name: manifest.tasks[candidate.name] for candidate in candidates},
+            relation=NeighboringRelation(policy.neighboring_relation),
+            records=manifest.records,
+            selection=policy.selection,
+            merge=policy.merge,
+            merge_options=options,
+            scores=scores,
+        )
     return solve(
         _budget(policy),
         candidates,
@@ -41,6 +65,9 @@ def solve_policy(
         selection=policy.selection,
         realised_epsilon_cap=policy.cap,
         scores=scores,
+        merge=policy.merge,
+        merge_options=options,
+        set_size=needs(policy.merge).models,
     )
 
 
@@ -61,16 +88,23 @@ def consulted_scores(
     """
     if policy.selection not in (VALIDATION, UNACCOUNTED):
         return None
-    names = consulted_names(policy, candidates)
+    names = consulted_names(policy, candidates, manifest.tasks)
     rows = load_public_train(manifest)
-    return {name: accuracy(manifest.network, loaded[name].model, rows) for name in names}
+    scores = {}
+    for name in names:
+        network, own_rows = own_network_and_rows(manifest, name, rows)
+        scores[name] = accuracy(network, loaded[name].model, own_rows)
+    return scores
 
 
-def consulted_names(policy: Policy, candidates: Sequence[Candidate]) -> list[str]:
+def consulted_names(
+    policy: Policy, candidates: Sequence[Candidate], tasks: Mapping[str, str] | None = None
+) -> list[str]:
     """Which candidates to look at, decided by public hyper-parameters and the budget alone.
 
     By `validation` as many as the budget covers, the most private first: their joint release must fit. By
-    `validation_unaccounted`, where nothing is covered, all.
+    `validation_unaccounted`, where nothing is covered, all. Of several tasks each one's most private candidate comes
+    first, then each one's second, and so on.
 
     Returns:
         At least one name, in candidate order. Where not even the most private candidate fits, its name, and the
@@ -87,6 +121,12 @@ def consulted_names(policy: Policy, candidates: Sequence[Candidate]) -> list[str
             return math.inf, candidate.name
 
     ordered = sorted(candidates, key=own)
+    if tasks is not None:
+        places = {
+            candidate.name: sum(tasks[other.name] == tasks[candidate.name] for other in ordered[:k])
+            for k, candidate in enumerate(ordered)
+        }
+        ordered.sort(key=lambda candidate: places[candidate.name])
 
     def is_too_much(count: int) -> bool:
         try:

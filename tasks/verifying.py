@@ -11,17 +11,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from accounting.certificate import Certificate
-from accounting.checks import Check, compare, failed, not_compared
+from accounting.checks import Check, compare, failed, not_compared, within
 from accounting.errors import RemergeError
 from accounting.independent import derive_again
+from accounting.plan import Mechanism
 from accounting.restate import restate
 from accounting.trajectory import Trajectory
 from infra.canonical import digest, sha256_hex, strict_json
 from infra.documents import Draw, LedgerEntry, Policy, PortfolioManifest, ReleaseManifest
 from infra.releases import CERTIFICATE, DRAW, MODEL
-from tasks import merging
-from tasks.certifying import merge_rule
 from tasks.drawing import drawn_index
+from tasks.policy_merges import allows, merge_rule, options_of
+from tasks.release_merging import ROUNDING, Material, merged, relative_difference, rounds_alike
 from tasks.verifying_ledger import of_ledger, of_scope, outcomes_of
 
 
@@ -37,6 +38,9 @@ class Evidence:
     draw: Draw | None = None
     model: bytes | None = None  # that was released
     candidates: Mapping[str, bytes] = field(default_factory=dict)  # models by candidate name
+    material: Material | None = (
+        None  # that the certificate's merge operator needs; None where it is not at hand
+    )
     ledger: tuple[LedgerEntry, ...] | None = None  # of the lineage, its chain checked
     faults: tuple[Check, ...] = ()  # met while gathering all this
 
@@ -119,10 +123,15 @@ def _of_policy(certificate: Certificate, policy: Policy | None) -> list[Check]:
         compare("unit of the policy", certificate.unit, policy.unit),
         compare("selection of the policy", certificate.selection, policy.selection),
         compare("portfolio is one the policy names", _names(policy.portfolio, certificate.portfolio), True),
-        compare("mechanism is one the policy allows", certificate.mechanism in policy.mechanisms, True),
-        compare("merge rule", certificate.merge_rule, merge_rule(certificate.mechanism)),
+        compare("mechanism is one the policy allows", allows(policy, certificate), True),
+        compare("merge rule", certificate.merge_rule, merge_rule(certificate)),
         compare("fresh noise, which policies never allow", _fresh_noise(certificate), 0.0),
     ]
+    if certificate.mechanism is Mechanism.OPERATOR:
+        checks += [
+            compare("merge operator of the policy", certificate.merge, policy.merge),
+            compare("options of the merge operator", dict(certificate.merge_options), options_of(policy)),
+        ]
     realised = certificate.realised
     if realised is not None:
         checks.append(compare("drawn outcome within the policy's cap", realised.epsilon <= policy.cap, True))
@@ -149,6 +158,16 @@ def _of_portfolio(certificate: Certificate, portfolio: PortfolioManifest | None)
         compare("unit", certificate.unit, portfolio.unit),
         compare("relation", certificate.neighboring_relation.value, portfolio.neighboring_relation),
     ]
+    if certificate.tasks or portfolio.tasks is not None:
+        known = portfolio.tasks or {}
+        checks += [
+            compare(
+                "tasks of the candidates",
+                dict(certificate.tasks),
+                {name: known.get(name) for name in certificate.candidates},
+            ),
+            compare("what the tasks' records share", certificate.records, portfolio.records),
+        ]
     records = {record.name: record for record in portfolio.candidates}
     for name, reference in certificate.candidates.items():
         record = records.get(name)
@@ -203,13 +222,27 @@ def _of_model(certificate: Certificate, evidence: Evidence) -> list[Check]:
     if absent or evidence.portfolio is None:
         return [*checks, not_compared(what, "The candidates' models are not at hand.")]
     order = [record.name for record in evidence.portfolio.candidates if record.name in weights]
+    if evidence.material is None and certificate.mechanism is Mechanism.OPERATOR:
+        return [*checks, not_compared(what, f"What {certificate.merge} merges with is not at hand.")]
     try:
-        merged = merging.linear_combination(
-            {name: evidence.candidates[name] for name in order}, {name: weights[name] for name in order}
+        again = merged(
+            certificate,
+            {name: weights[name] for name in order},
+            evidence.candidates,
+            evidence.material or Material(),
         )
     except RemergeError as error:
         return [*checks, failed(what, error.message)]
-    return [*checks, compare(what, sha256_hex(evidence.model), sha256_hex(merged))]
+    return [*checks, _same_model(certificate, what, evidence.model, again)]
+
+
+def _same_model(certificate: Certificate, what: str, released: bytes, again: bytes) -> Check:
+    """The same bytes; of operators whose numbers another machine rounds otherwise, nearly the same parameters."""
+    check = compare(what, sha256_hex(released), sha256_hex(again))
+    if check.holds or certificate.mechanism is not Mechanism.OPERATOR or rounds_alike(certificate.merge):
+        return check
+    difference = relative_difference(released, again)
+    return check if not difference <= ROUNDING else within(what, difference, (0.0, ROUNDING), 0.0)
 
 
 def _runs(certificate: Certificate, stored: Mapping[str, bytes]) -> tuple[dict[str, Trajectory], list[Check]]:

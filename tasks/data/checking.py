@@ -104,7 +104,7 @@ def refuse_overlap(parts: dict[str, Rows], where: str) -> None:
 
     Rows are compared by a digest of 16 bytes: whole rows of a large data set would need its memory once more.
     """
-    found = {name: _row_digests(rows.features) for name, rows in parts.items()}
+    found = {name: row_digests(rows.features) for name, rows in parts.items()}
     for one, other in (
         ("private", "public_train"),
         ("private", "public_gate"),
@@ -118,5 +118,6 @@ def refuse_overlap(parts: dict[str, Rows], where: str) -> None:
             )
 
 
-def _row_digests(features: np.ndarray) -> set[bytes]:
+def row_digests(features: np.ndarray) -> set[bytes]:
+    """A digest of each row's exact bytes, 16 bytes long: rows are equal if, and but for a miracle only if, these are."""
     return {hashlib.blake2b(memoryview(row).cast("B"), digest_size=16).digest() for row in features}

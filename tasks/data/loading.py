@@ -133,7 +133,8 @@ def load_public_train(manifest: PortfolioManifest) -> Rows:
 def _public_rows(manifest: PortfolioManifest, part: Literal["public_gate", "public_train"]) -> Rows:
     splits = load_splits(
         manifest.data,
-        feature_radius=manifest.feature_radius,
+        # A group's loader has projected each task's rows: here they begin with the number of their task.
+        feature_radius=manifest.feature_radius if manifest.tasks is None else None,
         n_max=manifest.n_max or 2**62,
         neighboring_relation=manifest.neighboring_relation,
         with_private=False,

@@ -9,6 +9,7 @@ refused unless it is frozen: tasks.training.fitness tries every network before i
 from tasks.models.building import build, initial_state, state_bytes, state_from_bytes
 from tasks.models.images import resnet18, small_cnn
 from tasks.models.linear import is_regression, logistic_regression, softmax_regression
+from tasks.models.multi_task import multi_task_network, task_network
 from tasks.models.perceptron import multilayer_perceptron
 
 __all__ = [
@@ -16,10 +17,12 @@ __all__ = [
     "initial_state",
     "is_regression",
     "logistic_regression",
+    "multi_task_network",
     "multilayer_perceptron",
     "resnet18",
     "small_cnn",
     "softmax_regression",
     "state_bytes",
     "state_from_bytes",
+    "task_network",
 ]

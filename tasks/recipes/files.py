@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,19 @@ def parse_recipe(text: str, where: str) -> Recipe:
     fields = parse_yaml(text, where)
     if not isinstance(fields, dict):
         raise InvalidInput(f"{where} is not a recipe: it must be a mapping with a name, data and candidates.")
+    if "tasks" in fields:
+        raise InvalidInput(
+            f"{where} is the recipe of a group of tasks: train it with `remerge merge-tasks {where}`."
+        )
+    return recipe_of(fields, where)
+
+
+def recipe_of(fields: dict[str, Any], where: str) -> Recipe:
+    """`parse_recipe` of what a recipe file says.
+
+    Raises:
+        InvalidInput: one sentence, see `load_recipe`.
+    """
     fields = _without_shorthand(fields, where)
     defaults = fields.pop("defaults", None) or {}
     candidates = fields.get("candidates")
@@ -72,7 +86,7 @@ def parse_recipe(text: str, where: str) -> Recipe:
     try:
         written = WrittenRecipe.model_validate(fields)
     except ValidationError as error:
-        raise InvalidInput(_sentence(where, error, candidates)) from None
+        raise InvalidInput(sentence_of(where, error, candidates)) from None
     return written.resolved(where)
 
 
@@ -87,7 +101,7 @@ def _without_shorthand(fields: dict[str, Any], where: str) -> dict[str, Any]:
     return fields
 
 
-def _sentence(where: str, error: ValidationError, candidates: dict[str, Any]) -> str:
+def sentence_of(where: str, error: ValidationError, candidates: Mapping[str, Any]) -> str:
     """The first fault in words, with the candidate's name instead of its position; misspelt fields first."""
     faults = error.errors(include_url=False, include_context=False)
     fault = next((f for f in faults if f["type"] == "extra_forbidden"), faults[0])

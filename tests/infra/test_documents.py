@@ -20,6 +20,7 @@ from infra.documents import (
     schema_path,
     schema_text,
 )
+from infra.ledger_documents import LedgerOutcome
 from infra.strict_document import Document
 
 GOOD: dict[str, Any] = {
@@ -58,7 +59,18 @@ ABSENT = object()
         *[("effective_at", bad) for bad in ("yesterday", "2026-01-01T00:00:00", None)],
         ("neighboring_relation", "replace"),
         ("unit", "user"),
-        ("merge", "average"),
+        *[("merge", bad) for bad in ("tie", "", None, ["ties"])],
+        *[
+            ("merge_options", bad)
+            for bad in (
+                {"Density": 1},
+                {"density": [1]},
+                {"density": math.nan},
+                {"density": None},
+                {"": 1},
+                [],
+            )
+        ],
         ("selection", "accuracy"),
         ("scope", "lifetime"),
         ("approval", "two"),
@@ -83,6 +95,37 @@ def test_a_good_policy_reads_back_to_the_same_bytes() -> None:
     assert again == policy
     assert again.sha256() == policy.sha256()
     assert policy.cap == 8
+
+
+def test_policies_of_before_merge_operators_keep_their_bytes() -> None:
+    """A release is named by its policy's digest. The digest here is that of the version before operators."""
+    policy = Policy.from_fields(GOOD, "policy")
+    assert policy.sha256() == "ff300ca8239ebd5bfa8a41953bbcbc6dc436de3188a1beb16af5156a8a504911"
+    assert "merge_options" not in policy.terms()
+    assert policy.terms()["merge"] == "linear"
+    empty = Policy.from_fields({**GOOD, "merge": "linear", "merge_options": {}}, "policy")
+    assert empty.content() == policy.content()
+
+
+def test_options_of_a_merge_are_read_back_as_they_were() -> None:
+    options = {"density": 0.3, "scale": 1, "rescale": True, "sign": "total"}
+    policy = Policy.from_fields({**GOOD, "merge": "ties", "merge_options": options}, "policy")
+    again = Policy.from_content(policy.content(), "policy")
+    assert again == policy
+    assert again.content() == policy.content()
+    assert [(name, type(value)) for name, value in again.merge_options.items()] == [
+        (name, type(options[name])) for name in again.merge_options
+    ]
+    assert policy.terms()["merge_options"] == options
+    assert policy.terms() != Policy.from_fields({**GOOD, "merge": "ties"}, "policy").terms()
+
+
+def test_an_operator_goes_without_mechanisms() -> None:
+    for mechanisms in (["mixture"], ["linear_combination"], ["random_selection"]):
+        with pytest.raises(InvalidInput, match=r"^policy: merge: ties .*leave them out, or merge by linear"):
+            Policy.from_fields({**GOOD, "merge": "ties", "mechanisms": mechanisms}, "policy")
+    stated = ["random_selection", "linear_combination"]
+    assert Policy.from_fields({**GOOD, "merge": "ties", "mechanisms": stated}, "policy").merge == "ties"
 
 
 def test_policies_know_the_solver_s_selection_rules() -> None:
@@ -161,6 +204,43 @@ def test_only_what_precedes_a_certificate_names_none(kind: str, digest: str | No
         InvalidInput, match="every kind but consulted and reserved names its certificate_digest"
     ):
         LedgerEntry.from_fields({**entry, "kind": kind, "certificate_digest": digest}, "entry")
+
+
+DIGESTS = {"a": "0" * 64, "b": "1" * 64}
+OUTCOME: dict[str, Any] = {
+    "name": "operator",
+    "weight": 1.0,
+    "candidates": ["a", "b"],
+    "segments": [],
+    "paths": {"a": [], "b": []},
+    "coefficients": None,
+}
+
+
+def test_outcomes_of_before_tasks_keep_their_bytes() -> None:
+    """Each ledger entry names the digest of the one before."""
+    old = canonical_json(OUTCOME)
+    outcome = LedgerOutcome.from_content(old, "outcome")
+    assert outcome.content() == old
+    assert (outcome.tasks, outcome.data_digests) == (None, None)
+    labelled = {**OUTCOME, "tasks": {"a": "left", "b": "right"}, "data_digests": DIGESTS}
+    assert LedgerOutcome.from_fields(labelled, "outcome").content() == canonical_json(labelled)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tasks": {"a": "left"}, "data_digests": DIGESTS},
+        {"tasks": {"a": "left", "b": "right", "c": "left"}, "data_digests": DIGESTS},
+        {"tasks": {"a": "left", "b": "right"}, "data_digests": {"a": "0" * 64}},
+        {"tasks": {"a": "left", "b": "right"}, "data_digests": {"a": "0" * 64, "b": "ledger"}},
+        {"tasks": {"a": "left", "b": "right"}},
+        {"data_digests": DIGESTS},
+    ],
+)
+def test_tasks_are_told_of_every_candidate_with_their_data(change: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match=r"^outcome: "):
+        LedgerOutcome.from_fields({**OUTCOME, **change}, "outcome")
 
 
 def test_terms_leave_out_who_and_when() -> None:

@@ -20,12 +20,13 @@ from tasks.candidate_runs import fail_run, finish_run, start_run
 from tasks.data import data_record
 from tasks.live_run import LiveRun
 from tasks.mlflow_server import mlflow_client
-from tasks.models import initial_state
+from tasks.models import initial_state, state_bytes
 from tasks.recipes import Recipe
 from tasks.registry import (
     CandidateCorrupted,
     CandidateMissing,
     fetch_candidate,
+    fetch_public_start,
     fetch_trajectory,
     register_candidate,
     require_up,
@@ -70,7 +71,7 @@ def registered(stack: Any, trained: Callable[[str], Any]) -> Registered:
     recipe, result, splits = trained("run")
     run_id = start_run(client, recipe, recipe.candidate("only"), flow_run_id=None)
     LiveRun(client, run_id).finish(result.metrics)
-    finish_run(client, run_id, recipe, result)
+    finish_run(client, run_id, recipe, result, initial=start_of(recipe))
     record = register_candidate(client, run_id, recipe, result)
     manifest = PortfolioManifest(
         name=recipe.name,
@@ -91,6 +92,10 @@ def registered(stack: Any, trained: Callable[[str], Any]) -> Registered:
     return Registered(client=client, recipe=recipe, trained=result, record=record, manifest=manifest)
 
 
+def start_of(recipe: Recipe) -> bytes:
+    return state_bytes(initial_state(recipe.network, recipe.initialisation_seed))
+
+
 def overwrite(found: Registered, name: str, content: bytes, folder: Path) -> None:
     (folder / name).write_bytes(content)
     found.client.log_artifact(found.record.run_id, str(folder / name))
@@ -105,6 +110,26 @@ def test_a_candidate_comes_back_as_it_went_in(registered: Registered) -> None:
     assert trajectory == registered.trained.trajectory
 
 
+def test_the_public_start_comes_back_whatever_one_run_has_lost(
+    registered: Registered, tmp_path: Path
+) -> None:
+    client, manifest = registered.client, registered.manifest
+    start = start_of(registered.recipe)
+    assert fetch_public_start(client, manifest) == start
+    other = start_run(client, registered.recipe, registered.recipe.candidate("only"), flow_run_id=None)
+    twice = manifest.model_copy(
+        update={"candidates": (registered.record.model_copy(update={"run_id": other}), registered.record)}
+    )
+    assert fetch_public_start(client, twice) == start
+    overwrite(registered, "initial.safetensors", registered.trained.model, tmp_path)
+    for damaged in (manifest, twice):
+        with pytest.raises(CandidateCorrupted, match="not the manifest's initialisation_digest"):
+            fetch_public_start(client, damaged)
+    before = manifest.model_copy(update={"candidates": twice.candidates[:1]})
+    with pytest.raises(CandidateMissing, match=r"train the portfolio again with `remerge train`"):
+        fetch_public_start(client, before)
+
+
 def test_what_a_run_shows(registered: Registered) -> None:
     client, run_id = registered.client, registered.record.run_id
     run = client.get_run(run_id)
@@ -112,7 +137,13 @@ def test_what_a_run_shows(registered: Registered) -> None:
     assert run.data.params["noise_multiplier"] == "2.0"
     assert run.data.params["n_max"] == "50"
     files = {entry.path for entry in client.list_artifacts(run_id)}
-    assert files == {"model.safetensors", "trajectory.json", "network.json", "recipe.json"}
+    assert files == {
+        "model.safetensors",
+        "initial.safetensors",
+        "trajectory.json",
+        "network.json",
+        "recipe.json",
+    }
     assert len(client.get_metric_history(run_id, "private/loss")) == 12
     plain = {name for name in run.data.metrics if not name.startswith("private/")}
     assert plain == {"public_train_accuracy", "epsilon_so_far", "learning_rate", "steps_per_second"}

@@ -19,7 +19,7 @@ from accounting.plan import Plan
 from accounting.recheck import recheck
 from accounting.selection_rules import SCORES_UNACCOUNTED, STATED_UTILITIES, TWIN_UTILITIES
 from infra.documents import CandidateRecord, Draw, Policy, PortfolioManifest, Provenance
-from tasks import compliance, promotion, report
+from tasks import compliance, decision_page, promotion, report
 from tasks.candidates import LoadedCandidate, accountable, require_utilities
 from tasks.certifying import certify
 from tasks.data import Rows, Splits, data_record, load_splits
@@ -313,7 +313,7 @@ def test_people_and_certificates_are_told_the_rule(case: Case, selection: str) -
     assert certificate.selection == selection
     verdict = gate(accuracy=0.9, min_accuracy=0.0, live_accuracy=None)
     provenance = Provenance(started_by="hand")
-    page = report.decision_page(policy, known.manifest, plan, certificate, draw, verdict, provenance)
+    page = decision_page.decision_page(policy, known.manifest, plan, certificate, draw, verdict, provenance)
     sentence = report.one_sentence(policy, certificate, draw, verdict)
     assert f"| weights chosen by | {selection}: " in page
     assert "noise variance" not in page
