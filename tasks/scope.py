@@ -14,7 +14,7 @@ from accounting.budget import PrivacyBudget
 from accounting.errors import AccountingError, BudgetInfeasible, IncompatibleCandidates
 from accounting.ledger import PastRelease
 from accounting.members import epsilon_within
-from accounting.plan import Plan
+from accounting.plan import Mechanism, Plan
 from accounting.trajectory import Candidate, Trajectory, parse_relation
 from accounting.words import rounded_up
 from infra.documents import Draw, LedgerEntry, Policy, PortfolioManifest
@@ -159,7 +159,8 @@ class _Search:
             # Of a plan that scores have chosen nothing is told: it says something about the models looked at.
             own = together(self.before, self.relation).epsilon(self.policy.delta) if self.before else 0.0
             raise self._exhausted(own, None if self.scores else whole)
-        return max(found, key=lambda plan: plan.objective)
+        # A policy that names an operator asks for a merge: one candidate alone only where nothing else fits.
+        return max(found, key=lambda plan: (plan.mechanism is Mechanism.OPERATOR, plan.objective))
 
     def _largest(self) -> Plan | None:
         """The best plan under the largest part of the budget that leaves room: looked for from the whole downwards,

@@ -6,6 +6,8 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
+from accounting.task_sets import solve_tasks
+
 from accounting.budget import NeighboringRelation, PrivacyBudget
 from accounting.errors import AccountingError
 from accounting.joint_release import joint_release, single_run
