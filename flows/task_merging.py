@@ -33,6 +33,7 @@ def task_merging(
     recipe: str = "infra/portfolios/tasks-digits.yaml",
     fresh: bool = False,
     policy: dict[str, Any] | None = None,
+    event_id: str | None = None,
 ) -> State[Any]:
     """Train every task's candidates of a group and make them a portfolio version.
 
@@ -40,6 +41,7 @@ def task_merging(
         recipe: path of the group's recipe file.
         fresh: train all anew, even where an interrupted training could be gone on with.
         policy: fields of a policy to set for the new version, without its portfolio; None sets none.
+        event_id: of the event that tells of that policy, for whoever waits for it.
     """
     try:
         services = open_services()
@@ -52,7 +54,7 @@ def task_merging(
     if policy is None:
         return Completed(message=ready)
     try:
-        set_for = announce(services, manifest, policy)
+        set_for = announce(services, manifest, policy, event_id)
     except RemergeError as error:
         return Failed(message=f"{ready} But no policy was set: {error.message}")
     return Completed(message=f"{ready} Policy {set_for.serial} of {set_for.region} was set for it.")
@@ -102,7 +104,9 @@ def publish_group(
     )
 
 
-def announce(services: Services, manifest: PortfolioManifest, fields: Mapping[str, Any]) -> Policy:
+def announce(
+    services: Services, manifest: PortfolioManifest, fields: Mapping[str, Any], event_id: str | None = None
+) -> Policy:
     """Set a policy for a portfolio version and tell Prefect, which starts policy_change.
 
     Args:
@@ -120,7 +124,7 @@ def announce(services: Services, manifest: PortfolioManifest, fields: Mapping[st
     require_relation(manifest, asked.neighboring_relation)
     require_mergeable(asked, manifest)
     policy = services.policies.append(whole)
-    emit_policy_changed(services.orchestrator, policy)
+    emit_policy_changed(services.orchestrator, policy, event_id)
     return policy
 
 
