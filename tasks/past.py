@@ -11,7 +11,8 @@ from accounting.ledger import Outcome, PastRelease, cumulative
 from accounting.plan import Mechanism, Plan
 from accounting.trajectory import Candidate, Segment, Trajectory, parse_relation, segment_from_dict
 from infra.canonical import digest
-from infra.documents import LedgerEntry, LedgerOutcome, Policy
+from infra.documents import LedgerEntry, Policy
+from infra.ledger_documents import LedgerOutcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,12 +15,12 @@ from infra.documents import (
     DOCUMENTS,
     CandidateRecord,
     LedgerEntry,
-    LedgerOutcome,
     Policy,
     Selection,
     schema_path,
     schema_text,
 )
+from infra.ledger_documents import LedgerOutcome
 from infra.strict_document import Document
 
 GOOD: dict[str, Any] = {
