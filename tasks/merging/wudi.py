@@ -28,7 +28,7 @@ import numpy as np
 
 from tasks.merging.elimination import product, solved
 from tasks.merging.inputs import Inputs
-from tasks.merging.operator import SAME_CANDIDATES, Needs, Operator, Options, number, positive
+from tasks.merging.operator import SAME_CANDIDATES, Needs, Operator, Options, number, ridge
 
 
 def _rule(options: Options) -> str:
@@ -61,8 +61,9 @@ def _prepare(inputs: Inputs) -> Callable[[str], Iterator[np.ndarray]]:
     return merged
 
 
-def least_interference(vectors: np.ndarray, weights: Sequence[float], ridge: float) -> np.ndarray:
-    """The merged task vector of one layer, shape (outputs, inputs), from shape (candidates, outputs, inputs)."""
+def least_interference(vectors: np.ndarray, weights: Sequence[float], stiffness: float) -> np.ndarray:
+    """The merged task vector of one layer, shape (outputs, inputs), from shape (candidates, outputs, inputs);
+    `stiffness` is the option `ridge`."""
     columns = vectors.shape[2]
     gram, right = np.zeros((columns, columns)), np.zeros(vectors.shape[1:])
     for vector, weight in zip(vectors, weights, strict=True):
@@ -72,7 +73,7 @@ def least_interference(vectors: np.ndarray, weights: Sequence[float], ridge: flo
             own *= weight / size
             gram += own
             right += product(vector, own)
-    level = ridge * float(np.trace(gram)) / columns
+    level = stiffness * float(np.trace(gram)) / columns
     if not level > 0:  # nobody moved
         return right
     start = np.zeros(vectors.shape[1:])
@@ -85,7 +86,7 @@ def least_interference(vectors: np.ndarray, weights: Sequence[float], ridge: flo
 WUDI = Operator(
     name="wudi",
     needs=Needs(base=True),
-    options={"ridge": positive(1e-6), "scale": number(1.0)},
+    options={"ridge": ridge(1e-6), "scale": number(1.0)},
     weights="positive",
     rule=_rule,
     prepare=_prepare,
