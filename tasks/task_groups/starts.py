@@ -82,6 +82,7 @@ def _pretrained(
     trained = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
     if not all(bool(torch.isfinite(tensor).all()) for tensor in trained.values()):
         raise InvalidInput(
-            "The pre-training of the public start diverged: its parameters are not finite; lower pretrain.learning_rate."
+            "The pre-training of the public start diverged: its parameters are not finite; lower "
+            "pretrain.learning_rate."
         )
     return trained
