@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from accounting import gaussian
@@ -26,6 +26,7 @@ from accounting.certificate_parts import (
 )
 from accounting.documents import fields_of, fields_to_dict, list_of, mapping_of, require_text
 from accounting.errors import InvalidInput
+from accounting.merges import LINEAR, Option, require_merge, task_bound
 from accounting.plan import Mechanism, OtherBound, Plan, require_components, require_weights
 from accounting.selection_rules import SCORES_UNACCOUNTED, SELECTIONS, UNACCOUNTED, VALIDATION
 from accounting.trajectory import parse_relation
@@ -38,10 +39,13 @@ MERGE_RULES = {
     "weights as probabilities.",
     Mechanism.MIXTURE: "The released parameters are the sum of the candidates' parameters times the weights of one "
     "component, drawn once with the components' weights as probabilities.",
+    Mechanism.OPERATOR: "The released parameters are what the named operator, with the stated options, makes of the "
+    "candidates' parameters and their weights; of several tasks, each task's own parameters are kept beside it.",
 }
 
 
 _AVERAGE = Mechanism.LINEAR_COMBINATION
+_LEFT_OUT: Mapping[str, Any] = {"merge": LINEAR, "merge_options": {}, "tasks": {}, "records": None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +83,10 @@ class Certificate:
     components: tuple[CertifiedComponent, ...]  # of a mixture
     versions: Mapping[str, str]
     cumulative: Cumulative | None = None  # of all releases, this one included; None where nobody computed it
+    merge: str = LINEAR  # the operator, see `merges`
+    merge_options: Mapping[str, Option] = field(default_factory=dict)
+    tasks: Mapping[str, str] = field(default_factory=dict)  # candidate -> task; empty where all are of one
+    records: str | None = None  # of the tasks: "disjoint" or "shared"
 
     def __post_init__(self) -> None:
         for name in ("release_id", "region", "policy_digest", "manifest_digest", "portfolio", "lineage"):
@@ -117,10 +125,20 @@ class Certificate:
             raise InvalidInput(
                 "A certificate lists consulted candidates if its weights were chosen by validation."
             )
-        if self.consulted and self.bound != "joint":
+        if self.consulted and self.bound != ("joint" if self.records is None else task_bound(self.records)):
             raise InvalidInput(
                 "Weights chosen by scores are covered by the joint release of all consulted alone."
             )
+        require_merge(
+            is_operator=self.mechanism is Mechanism.OPERATOR,
+            names=self.candidates,
+            weighted=self.weights,
+            merge=self.merge,
+            merge_options=self.merge_options,
+            tasks=self.tasks,
+            records=self.records,
+            bound=self.bound,
+        )
         if self.consulted and not set(self.weights) <= set(self.consulted):
             raise InvalidInput(
                 "Where candidates were consulted, only they can have a weight: the bound covers them."
@@ -133,7 +151,7 @@ class Certificate:
             raise InvalidInput("A certificate's epsilon and delta must lie within the budget it names.")
         if self.mu is not None:
             require_non_negative("mu", self.mu)
-            if self.bound not in MERGE_BOUNDS:
+            if self.bound not in (*MERGE_BOUNDS, "parallel_tasks"):
                 raise InvalidInput(f"The bound {self.bound!r} is not that of a Gaussian and has no mu.")
         for epsilon, delta in self.profile:
             require_non_negative("epsilon of the profile", epsilon)
@@ -144,7 +162,7 @@ class Certificate:
         outcomes = [component.name for component in self.components] or list(self.weights)
         if self.realised is not None and self.realised.candidate not in outcomes:
             raise InvalidInput(f"The realised candidate {self.realised.candidate!r} has no weight.")
-        drawn = self.mechanism is not _AVERAGE and len(outcomes) > 1
+        drawn = self.mechanism.is_draw and len(outcomes) > 1
         if drawn != (self.realised is not None):
             raise InvalidInput(
                 "A certificate says what was drawn, and its own guarantee, exactly where something was drawn."
@@ -174,6 +192,12 @@ class Certificate:
             del document["cumulative"]
         else:
             document["cumulative"] = fields_to_dict(self.cumulative)
+        for name, default in _LEFT_OUT.items():  # for the same reason
+            value = getattr(self, name)
+            if value == default:
+                del document[name]
+            elif isinstance(value, Mapping):
+                document[name] = dict(value)
         return document
 
     @staticmethod
@@ -184,7 +208,7 @@ class Certificate:
             InvalidInput: another schema, an unknown or missing field, or a value out of range.
         """
         given = mapping_of("certificate", document)
-        values = fields_of({"cumulative": None, **given}, "certificate", Certificate, "schema")
+        values = fields_of({"cumulative": None, **_LEFT_OUT, **given}, "certificate", Certificate, "schema")
         if values.pop("schema") != SCHEMA:
             raise InvalidInput(f"This is not a certificate: its schema must be {SCHEMA!r}.")
         values["neighboring_relation"] = parse_relation(values["neighboring_relation"])
@@ -192,7 +216,7 @@ class Certificate:
             values["mechanism"] = Mechanism(values["mechanism"])
         except ValueError:
             raise InvalidInput(f"Unknown mechanism {values['mechanism']!r} in a certificate.") from None
-        for name in ("weights", "candidates", "other_bounds", "versions"):
+        for name in ("weights", "candidates", "other_bounds", "versions", "merge_options", "tasks"):
             values[name] = mapping_of(name, values[name])
         values["candidates"] = {
             name: CandidateReference(**fields_of(entry, "candidate", CandidateReference))
@@ -245,7 +269,7 @@ def build_certificate(
     Raises:
         InvalidInput: a candidate without reference, or `realised` missing or out of place.
     """
-    if plan.mechanism is Mechanism.LINEAR_COMBINATION and realised is not None:
+    if not plan.mechanism.is_draw and realised is not None:
         raise InvalidInput("Only a random selection or a mixture has a realised candidate.")
     if len(plan.outcomes) > 1 and realised is None:
         raise InvalidInput("A random selection is certified after its draw: name the realised candidate.")
@@ -288,6 +312,10 @@ def build_certificate(
         consulted=plan.consulted,
         components=tuple(CertifiedComponent.of(component) for component in plan.components),
         cumulative=cumulative,
+        merge=plan.merge,
+        merge_options=dict(plan.merge_options),
+        tasks=dict(plan.tasks),
+        records=plan.records,
     )
 
 

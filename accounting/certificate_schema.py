@@ -11,6 +11,7 @@ from accounting.bounds import BOUND_NAMES
 from accounting.budget import LARGEST_EPSILON, LEAST_DELTA, LEAST_EPSILON, NeighboringRelation
 from accounting.certificate import SCHEMA
 from accounting.certificate_parts import MERGE_BOUNDS
+from accounting.merges import TASK_BOUNDS
 from accounting.plan import Mechanism
 from accounting.selection_rules import SELECTIONS
 
@@ -106,6 +107,19 @@ def certificate_schema() -> Schema:
         ],
         "description": "of all releases from the lineage, this one included",
     }
+    # Left out of the certificates of linear merges of one task.
+    schema["properties"]["merge"] = _TEXT | {"description": "the operator; linear where left out"}
+    schema["properties"]["merge_options"] = {
+        "type": "object",
+        "additionalProperties": {"type": ["number", "string", "boolean"]},
+    }
+    schema["properties"]["tasks"] = {
+        "type": "object",
+        "minProperties": 2,
+        "additionalProperties": _TEXT,
+        "description": "by candidate",
+    }
+    schema["properties"]["records"] = {"enum": list(TASK_BOUNDS), "description": "of the tasks"}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Certificate",

@@ -22,6 +22,7 @@ from scipy.optimize import brentq
 
 from accounting.budget import NeighboringRelation
 from accounting.errors import AccountingError, NotDerivedAgain
+from accounting.independent_steps import released_sums
 from accounting.trajectory import Segment, Trajectory
 
 SHIFTED_RELATIVE = 1e-3  # of mu: the accountant's payments may cost 1e-4 more where c > 1
@@ -29,33 +30,6 @@ _MOST_STEPS = 20_000  # of one run, solved one by one
 _ROUNDS = 50
 _LARGEST_GROWTH = 12.0  # e-folds
 _LARGEST = 1e280
-
-
-def distinct_steps(runs: Sequence[Trajectory]) -> dict[str, Segment]:
-    """The executed segments of several runs by id, each with the most steps that a run used of it."""
-    steps: dict[str, Segment] = {}
-    for run in runs:
-        for segment in run.segments:
-            if segment.id not in steps or steps[segment.id].steps < segment.steps:
-                steps[segment.id] = segment
-    return steps
-
-
-def released_sums(segment: Segment) -> int:
-    """How many noisy sums of one batch each step of a segment released, by its recorded optimizer: 1, or 2.
-
-    Raises:
-        AccountingError: an optimizer that may look at a batch more often than is known.
-    """
-    kind, *bases = segment.optimizer.split("+")
-    known = {"dp_sam": 2, "dp_sam_previous_gradient": 1}
-    plain = bases if kind in known else [kind, *bases]
-    if len(bases) > (kind in known) or any(not name.strip() or "sam" in name.lower() for name in plain):
-        raise AccountingError(
-            f"Segment {segment.id} was trained by {segment.optimizer!r}, of which it is not known what its steps "
-            "released."
-        )
-    return known.get(kind, 1)
 
 
 def joint_square(steps: Mapping[str, Segment], relation: NeighboringRelation) -> Fraction:

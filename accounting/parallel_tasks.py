@@ -9,7 +9,7 @@ Which task a record belongs to is decided from that record alone. Then neighbour
 The composition alone would not do: it says nothing of a record replaced within its task, which for full
 batches is always the larger of the two.
 
-Runs of one lineage may share records, and are released jointly.
+Runs of one task may share records, and are released jointly.
 """
 
 from __future__ import annotations
@@ -66,30 +66,34 @@ class WorstProfile(PrivacyProfile):
         return max(remove for remove, _ in pairs), max(add for _, add in pairs)
 
 
-def parallel_tasks(trajectories: Sequence[Trajectory], relation: NeighboringRelation) -> Bound:
+def parallel_tasks(
+    trajectories: Sequence[Trajectory], relation: NeighboringRelation, tasks: Sequence[str] | None = None
+) -> Bound:
     """Bound anything computed from models of disjoint tasks, the models themselves included.
 
     Args:
-        trajectories: at least one; their `lineage` names the task's records: runs of one lineage may share
-            records, runs of different lineages share none. Paired steps (`paired_mechanism`) are accounted as
-            such. Their number grows the work quadratically under replace-one with Poisson sampling.
+        trajectories: at least one. Paired steps (`paired_mechanism`) are accounted as such. The work grows
+            quadratically with the number of tasks under replace-one with Poisson sampling.
         relation: the neighbouring relation of the claim, which must be the one recorded.
+        tasks: the task of each run, shape (runs,): runs of one task may share records, runs of different tasks
+            share none, and all have one lineage, that of the group. None: the `lineage` tells the task.
 
     Returns:
         Closed form (`mu` set) where all steps are full batch.
 
     Raises:
-        IncompatibleCandidates: another relation, mixed units, or two lineages with the same segment or the
-            same data digest, which are not disjoint.
+        IncompatibleCandidates: another relation, mixed units, mixed lineages where tasks are given, or two tasks
+            with the same segment or the same data digest, which are not disjoint.
+        InvalidInput: no run, or not one task for each run.
     """
-    tasks = _tasks(trajectories, relation)
-    profiles = [profile_of(segments, relation) for segments in tasks]
+    executed = executed_by_task(trajectories, relation, tasks)
+    profiles = [profile_of(segments, relation) for segments in executed]
     if relation is NeighboringRelation.REPLACE_ONE:
-        keys = sorted((full_batch_mu(segments, _ONE), poisson_groups(segments)) for segments in tasks)
+        keys = sorted((full_batch_mu(segments, _ONE), poisson_groups(segments)) for segments in executed)
         profiles += [moved_record(*pair) for pair in sorted(set(combinations(keys, 2)))]
     profile, mu = worst_of(profiles)
     extra: tuple[str, ...] = (WEIGHTS_FREE,)
-    if len(tasks) > 1:
+    if len(executed) > 1:
         moving = relation is NeighboringRelation.REPLACE_ONE
         extra = (*extra, DISJOINT_TASKS, *((MAY_CHANGE_TASK,) if moving else ()))
     return Bound(
@@ -155,25 +159,38 @@ def moved_record(
     )
 
 
-def _tasks(trajectories: Sequence[Trajectory], relation: NeighboringRelation) -> list[tuple[Segment, ...]]:
-    """The executed steps of each lineage."""
+def executed_by_task(
+    trajectories: Sequence[Trajectory], relation: NeighboringRelation, tasks: Sequence[str] | None = None
+) -> list[tuple[Segment, ...]]:
+    """The executed steps of each task, in order of appearance.
+
+    Raises:
+        IncompatibleCandidates, InvalidInput: as `parallel_tasks`.
+    """
     if not trajectories:
         raise InvalidInput("At least one trajectory is needed.")
     if len({trajectory.unit for trajectory in trajectories}) > 1:
         raise IncompatibleCandidates(
             "Tasks differ in their unit of privacy; only runs that agree may be merged."
         )
-    lineages: dict[str, list[Trajectory]] = {}
+    if tasks is None:
+        what, labels = "Lineages", [trajectory.lineage for trajectory in trajectories]
+    else:
+        what, labels = "Tasks", list(tasks)
+        if len(labels) != len(trajectories) or not all(isinstance(t, str) and t.strip() for t in labels):
+            raise InvalidInput("Name one task for each run.")
+        executed_steps(trajectories, relation)  # one lineage, relation and unit; no edited segment
+    runs_of: dict[str, list[Trajectory]] = {}
     owners: dict[str, str] = {}
-    for trajectory in trajectories:
-        lineages.setdefault(trajectory.lineage, []).append(trajectory)
+    for label, trajectory in zip(labels, trajectories, strict=True):
+        runs_of.setdefault(label, []).append(trajectory)
         for name in (trajectory.data_digest, *(segment.id for segment in trajectory.segments)):
-            if owners.setdefault(name, trajectory.lineage) != trajectory.lineage:
+            if owners.setdefault(name, label) != label:
                 raise IncompatibleCandidates(
-                    f"Lineages {owners[name]} and {trajectory.lineage} share records or steps ({name}), so these "
-                    "tasks are not disjoint; record them under one lineage."
+                    f"{what} {owners[name]} and {label} share records or steps ({name}), so these tasks are not "
+                    "disjoint; account them as one, by their joint release."
                 )
-    return [executed_steps(runs, relation) for runs in lineages.values()]
+    return [executed_steps(runs, relation) for runs in runs_of.values()]
 
 
 def _without_wide(mu: float, groups: tuple[PoissonGroup, ...]) -> tuple[float, tuple[PoissonGroup, ...]]:

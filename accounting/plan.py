@@ -11,6 +11,7 @@ from typing import Protocol
 from accounting.bounds import Bound
 from accounting.budget import NeighboringRelation, PrivacyBudget, require_non_negative
 from accounting.errors import AccountingError, InvalidInput
+from accounting.merges import LINEAR, Option, require_merge
 from accounting.profile import require_simplex
 
 
@@ -20,6 +21,18 @@ class Mechanism(StrEnum):
     LINEAR_COMBINATION = "linear_combination"  # release the weighted average of the parameters
     RANDOM_SELECTION = "random_selection"  # release one candidate, drawn by weight
     MIXTURE = "mixture"  # release one of several weighted averages, drawn by weight
+    OPERATOR = (
+        "operator"  # release what a merge operator makes of at least two candidates, or of several tasks
+    )
+
+    @property
+    def is_draw(self) -> bool:
+        """Whether chance decides between its outcomes."""
+        return self in (Mechanism.RANDOM_SELECTION, Mechanism.MIXTURE)
+
+
+# What `solver.solve` may choose among; an operator is asked for by its name.
+CHOICES = (Mechanism.LINEAR_COMBINATION, Mechanism.RANDOM_SELECTION, Mechanism.MIXTURE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +113,23 @@ class Plan:
         str, ...
     ] = ()  # candidates that the bound covers for their scores, whatever their weight
 
+    merge: str = LINEAR  # the operator, see `merges`
+    merge_options: Mapping[str, Option] = field(default_factory=dict)
+    tasks: Mapping[str, str] = field(default_factory=dict)  # candidate -> task; empty where all are of one
+    records: str | None = None  # of the tasks: "disjoint" or "shared"
+
     def __post_init__(self) -> None:
         require_weights(self.weights)
+        require_merge(
+            is_operator=self.mechanism is Mechanism.OPERATOR,
+            names={*self.weights, *self.consulted},
+            weighted=self.weights,
+            merge=self.merge,
+            merge_options=self.merge_options,
+            tasks=self.tasks,
+            records=self.records,
+            bound=self.bound.name,
+        )
         require_non_negative("fresh_noise", self.fresh_noise)
         if self.fresh_noise > 0 and self.mechanism is not Mechanism.LINEAR_COMBINATION:
             raise InvalidInput("Fresh noise is added to a linear combination, or to a mixture's components.")
@@ -122,7 +150,7 @@ class Plan:
     def outcomes(self) -> dict[str, float]:
         """What may be released, by name, with its probability; a single one where nothing is drawn.
 
-        Of a random selection the candidates, of a mixture its components; a linear combination is one.
+        Of a random selection the candidates, of a mixture its components; any other merge is one.
         """
         if self.mechanism is Mechanism.RANDOM_SELECTION:
             return dict(self.weights)

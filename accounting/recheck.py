@@ -11,8 +11,10 @@ from accounting.certificate_parts import CertifiedComponent
 from accounting.errors import AccountingError
 from accounting.joint_release import executed_steps, joint_release, single_run
 from accounting.linear_combination import generic
+from accounting.merges import DISJOINT
 from accounting.mixtures import mixture_bound
 from accounting.other_bounds import joint_rdp
+from accounting.parallel_tasks import parallel_tasks
 from accounting.plan import Mechanism
 from accounting.random_selection import random_selection_bound, random_selection_rdp_bound
 from accounting.selection_rules import worded
@@ -82,8 +84,12 @@ def recompute(certificate: Certificate, trajectories: Mapping[str, Trajectory]) 
     weights = list(certificate.weights.values())
     runs = [trajectories[name] for name in certificate.weights]
     relation = certificate.neighboring_relation
-    if certificate.consulted:  # the weights may depend on all of these
-        return joint_release([trajectories[name] for name in certificate.consulted], relation)
+    covered = certificate.consulted or tuple(certificate.weights)  # the weights may depend on all consulted
+    if certificate.records == DISJOINT:
+        tasks = [certificate.tasks[name] for name in covered]
+        return parallel_tasks([trajectories[name] for name in covered], relation, tasks)
+    if certificate.consulted or certificate.mechanism is Mechanism.OPERATOR:
+        return joint_release([trajectories[name] for name in covered], relation)
     match certificate.bound:
         case "joint":
             return joint_release(runs, relation)

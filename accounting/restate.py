@@ -81,10 +81,9 @@ def _bound_checks(certificate: Certificate, trajectories: Mapping[str, Trajector
 def _outcome_checks(certificate: Certificate, trajectories: Mapping[str, Trajectory]) -> list[Check]:
     """Each component's own epsilon, and that of what was drawn."""
     checks = []
-    if certificate.mechanism is Mechanism.RANDOM_SELECTION:
-        checks.append(
-            compare("fresh noise, which a random selection has none of", certificate.fresh_noise, 0.0)
-        )
+    if certificate.mechanism in (Mechanism.RANDOM_SELECTION, Mechanism.OPERATOR):
+        what = f"fresh noise, which a {str(certificate.mechanism).replace('_', ' ')} has none of"
+        checks.append(compare(what, certificate.fresh_noise, 0.0))
     numbered = [f"merge-{number}" for number in range(1, len(certificate.components) + 1)]
     checks.append(compare("names of components", [part.name for part in certificate.components], numbered))
     parts = {component.name: component for component in certificate.components}
@@ -93,13 +92,13 @@ def _outcome_checks(certificate: Certificate, trajectories: Mapping[str, Traject
         checks.append(compare(f"bound of component {name}", part.bound, bounds[name].name))
         checks.append(_epsilon(f"epsilon of component {name}", part.epsilon, bounds[name], certificate.delta))
     outcomes = list(parts or certificate.weights)
-    several = certificate.mechanism is not Mechanism.LINEAR_COMBINATION and len(outcomes) > 1
+    several = certificate.mechanism.is_draw and len(outcomes) > 1
     realised = certificate.realised
     if several and realised is None:
         checks.append(
             failed("realised outcome", "Something was drawn, but the certificate does not say what.")
         )
-    if certificate.mechanism is Mechanism.LINEAR_COMBINATION:
+    if not certificate.mechanism.is_draw:
         checks.append(compare("realised outcome", None if realised is None else realised.candidate, None))
     elif realised is not None:
         own = bounds.get(realised.candidate) or single_run(

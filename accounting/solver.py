@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from accounting.averages import best_single
-from accounting.budget import NeighboringRelation, PrivacyBudget, require_positive
+from accounting.budget import NeighboringRelation, PrivacyBudget, require_count, require_positive
 from accounting.errors import InvalidInput
 from accounting.infeasible import budget_infeasible
 from accounting.joint_release import executed_steps
+from accounting.merges import LINEAR, OPERATOR_SURROGATE, Option, require_operator
 from accounting.offers import Offers, offers_of
+from accounting.operator_sets import best_operator_set
 from accounting.other_bounds import other_bounds
-from accounting.plan import Alternative, Mechanism, Plan
+from accounting.plan import CHOICES, Alternative, Mechanism, Plan
 from accounting.release import Release
 from accounting.selection_rules import SURROGATE, worded
 from accounting.trajectory import Candidate
@@ -30,6 +34,9 @@ def solve(
     realised_epsilon_cap: float | None = None,
     allow_fresh_noise: bool = False,
     scores: Mapping[str, float] | None = None,
+    merge: str = LINEAR,
+    merge_options: Mapping[str, Option] = MappingProxyType({}),
+    set_size: int | None = None,
 ) -> Plan:
     """Find the best weights whose release satisfies the budget, and certify them.
 
@@ -55,6 +62,10 @@ def solve(
     updates contract (`update_lipschitz` below 1), so that past noise has shrunk by the end: how much depends
     on the data, and v is an upper bound on what is left. Fresh noise counts in full beside it.
 
+    Another `merge` than "linear" (TIES, Fisher, ...) is covered by the joint release of what it merges, whatever
+    it computes: the best set of at least two candidates is sought whose joint release fits (`operator_sets`), and
+    `mechanisms` are not asked. Where none fits, the best single candidate is released, and the notes say so.
+
     Args:
         budget: epsilon in nats and delta.
         candidates: at least one, with distinct names.
@@ -71,16 +82,23 @@ def solve(
             utility tells what fresh noise costs.
         scores: for the two rules by validation: by name, of the private candidates whose scores were
             consulted, which alone may get a weight.
+        merge: the operator. By "noise" it gets weights inverse to the noise variances, otherwise equal ones; by
+            "validation" all consulted candidates are merged.
+        merge_options: of the operator, copied into the plan; none for "linear".
+        set_size: exactly so many candidates for the operator, >= 2, as for one that merges two.
 
     Returns:
         A plan whose bound was evaluated at the answer.
 
     Raises:
         BudgetInfeasible: nothing fits; says what to train, and what else would help.
-        InvalidInput: unknown mechanism or selection, no or repeated candidates, none comparable by noise, or
-            utilities or scores missing or out of place.
+        InvalidInput: unknown mechanism or selection, no or repeated candidates, none comparable by noise,
+            utilities or scores missing or out of place, fresh noise for an operator, or options for none.
         IncompatibleCandidates: another relation, or mixed lineages or units.
     """
+    _check_merge(merge, merge_options, set_size, allow_fresh_noise)
+    if merge != LINEAR:
+        mechanisms = (_AVERAGE,)
     offers, wanted = offers_for(
         candidates,
         budget.delta,
@@ -91,6 +109,8 @@ def solve(
         realised_epsilon_cap=realised_epsilon_cap,
         allow_fresh_noise=allow_fresh_noise,
     )
+    if merge != LINEAR:
+        return _by_operator(merge, merge_options, set_size, budget, offers)
     releases = list(offers.best_of_each(wanted, budget.epsilon).values())
     if not releases:
         raise budget_infeasible(offers, wanted, budget.epsilon)
@@ -105,6 +125,48 @@ def solve(
         alternatives.append(single.as_alternative("best_single"))
     notes = (SURROGATE,) if offers.selection != "noise" and best.merges_several else ()
     return plan_of(best, budget, offers, wanted, alternatives=tuple(alternatives), notes=notes)
+
+
+def _by_operator(
+    merge: str,
+    merge_options: Mapping[str, Option],
+    set_size: int | None,
+    budget: PrivacyBudget,
+    offers: Offers,
+) -> Plan:
+    """The best set for an operator, or the best single candidate where no set fits."""
+    single = best_single(offers.members, budget, _AVERAGE)
+    if offers.consulted:
+        release = offers.best(_AVERAGE, budget.epsilon)  # of all consulted, whichever are merged
+        if release is not None and len(offers.members) >= (set_size or 2):
+            merged = sorted(offers.members, key=lambda member: member.order)[:set_size]
+            release = replace(
+                release,
+                mechanism=Mechanism.OPERATOR,
+                weights={member.name: 1 / len(merged) for member in merged},
+                objective=math.fsum(member.worth for member in merged) / len(merged),
+            )
+        alternatives: tuple[Alternative, ...] = ()
+    else:
+        release = best_operator_set(offers.members, budget, offers.relation, set_size) or single
+        alternatives = () if single is None else (single.as_alternative("best_single"),)
+    if release is None:
+        raise budget_infeasible(offers, {_AVERAGE}, budget.epsilon)
+    if release.mechanism is Mechanism.OPERATOR:
+        notes = () if offers.selection == "noise" else (OPERATOR_SURROGATE,)
+        return plan_of(
+            release,
+            budget,
+            offers,
+            {_AVERAGE},
+            alternatives=alternatives,
+            notes=notes,
+            merge=merge,
+            merge_options=merge_options,
+        )
+    wanted = "two candidates" if set_size is None else f"{set_size} candidates"
+    note = f"No {wanted} fit the budget together, so {merge} has nothing to merge: one candidate is released alone."
+    return plan_of(release, budget, offers, {_AVERAGE}, alternatives=alternatives[:0], notes=(note,))
 
 
 def offers_for(
@@ -145,6 +207,8 @@ def plan_of(
     *,
     alternatives: tuple[Alternative, ...],
     notes: tuple[str, ...],
+    merge: str = LINEAR,
+    merge_options: Mapping[str, Option] = MappingProxyType({}),
 ) -> Plan:
     """Everything that is said about a release."""
     used = [member for member in offers.members if member.name in release.weights]
@@ -184,7 +248,27 @@ def plan_of(
         expected_utility=None if offers.selection == "noise" else release.objective,
         consulted=offers.consulted,
         components=release.components,
+        merge=merge,
+        merge_options=dict(merge_options),
     )
+
+
+def _check_merge(
+    merge: str, merge_options: Mapping[str, Option], set_size: int | None, allow_fresh_noise: bool
+) -> None:
+    require_operator(merge, merge_options)
+    if merge == LINEAR:
+        if merge_options or set_size is not None:
+            raise InvalidInput("merge_options and set_size belong to an operator; a linear merge has none.")
+        return
+    if set_size is not None and require_count("set_size", set_size) < 2:
+        raise InvalidInput(
+            f"set_size must be at least 2, but {set_size!r} was given: an operator merges several."
+        )
+    if allow_fresh_noise:
+        raise InvalidInput(
+            f"No bound credits fresh noise on what {merge} makes of the candidates; do not allow it, or merge linearly."
+        )
 
 
 def _check(
@@ -202,8 +286,10 @@ def _check(
     try:
         wanted = {Mechanism(mechanism) for mechanism in mechanisms}
     except ValueError:
-        known = ", ".join(mechanism.value for mechanism in Mechanism)
+        known = ", ".join(mechanism.value for mechanism in CHOICES)
         raise InvalidInput(f"mechanisms must be among {known}, but {list(mechanisms)!r} was given.") from None
     if not wanted:
         raise InvalidInput("At least one mechanism must be allowed.")
+    if Mechanism.OPERATOR in wanted:
+        raise InvalidInput("Name the operator as merge; it is not one of the mechanisms to choose from.")
     return wanted

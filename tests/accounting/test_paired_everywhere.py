@@ -16,8 +16,9 @@ from accounting.calibration import TrainingShape, calibrated_noise
 from accounting.certificate import Certificate
 from accounting.errors import IncompatibleCandidates, InvalidInput
 from accounting.independent import derive_again
-from accounting.independent_merges import distinct_steps, joint_square, released_sums
+from accounting.independent_merges import joint_square
 from accounting.independent_profiles import steps_profile
+from accounting.independent_steps import distinct_steps, released_sums
 from accounting.joint_release import joint_release, single_run
 from accounting.ledger import Outcome, PastRelease, cumulative
 from accounting.linear_combination import generic, stepwise

@@ -18,7 +18,7 @@ from accounting import gaussian
 from accounting.bounds import Bound
 from accounting.budget import NeighboringRelation
 from accounting.errors import AccountingError, IncompatibleCandidates, InvalidInput
-from accounting.independent_merges import released_sums
+from accounting.independent_steps import released_sums
 from accounting.joint_release import single_run
 from accounting.paired_mechanism import (
     PREVIOUS_ASCENT,
