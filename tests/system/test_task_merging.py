@@ -91,9 +91,7 @@ def test_two_tasks_reach_production_as_one_model(
 
     # The trunk is the mean of the two, and each head is its own candidate's, byte by byte.
     model = safetensors.numpy.load(read(s3, f"{release}/model.safetensors"))
-    own = {
-        manifest.tasks[one]: safetensors.numpy.load(loaded[one].model) for one in certificate.weights
-    }
+    own = {manifest.tasks[one]: safetensors.numpy.load(loaded[one].model) for one in certificate.weights}
     for key in own["low"]:
         if key.startswith("trunk."):
             mean = (own["low"][key].astype(np.float64) + own["high"][key]) / 2
