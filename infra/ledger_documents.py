@@ -33,21 +33,22 @@ class LedgerOutcome(Document):
     # By candidate, where different tasks trained them on data sets that share no record: then what is released of the
     # same data sets composes task by task. None: a record may be in all of them.
     tasks: dict[str, Name] | None = None
-    data_digest: Digest | None = None  # of all tasks' data sets together
+    data_digests: dict[str, Digest] | None = None  # by candidate, with tasks: keyed, of the private rows
 
     @model_validator(mode="after")
     def _a_task_each(self) -> Self:
-        if self.tasks is not None and set(self.tasks) != set(self.candidates):
-            raise ValueError("tasks names the task of every candidate, or there are none")
-        if (self.tasks is None) != (self.data_digest is None):
-            raise ValueError("tasks and data_digest go together")
+        for given in (self.tasks, self.data_digests):
+            if given is not None and set(given) != set(self.candidates):
+                raise ValueError("tasks and data_digests are of every candidate, or there are none")
+        if (self.tasks is None) != (self.data_digests is None):
+            raise ValueError("tasks and data_digests go together")
         return self
 
     @model_serializer(mode="wrap")
     def _as_before_without_tasks(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out tasks where there are none, so that ledgers of before keep their chains."""
         fields: dict[str, Any] = write(self)
-        late = {"tasks", "data_digest"}
+        late = {"tasks", "data_digests"}
         return {name: value for name, value in fields.items() if name not in late or value is not None}
 
 

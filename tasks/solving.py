@@ -6,8 +6,6 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
-from accounting.task_sets import solve_tasks
-
 from accounting.budget import NeighboringRelation, PrivacyBudget
 from accounting.errors import AccountingError
 from accounting.joint_release import joint_release, single_run
@@ -15,6 +13,7 @@ from accounting.members import epsilon_within
 from accounting.plan import Mechanism, Plan
 from accounting.selection_rules import UNACCOUNTED, VALIDATION
 from accounting.solver import solve
+from accounting.task_sets import solve_tasks
 from accounting.trajectory import Candidate
 from infra.documents import Policy, PortfolioManifest
 from tasks.candidates import LoadedCandidate

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import safetensors.numpy
-from accounting.task_sets import solve_tasks
 
 from accounting.budget import NeighboringRelation, PrivacyBudget
 from accounting.certificate import Certificate
 from accounting.plan import Plan
 from accounting.solver import solve
+from accounting.task_sets import solve_tasks
 from accounting.trajectory import Candidate, ParentStep, Segment, Trajectory
 from infra.canonical import canonical_json, sha256_hex
 from infra.documents import Draw, LedgerEntry, Policy, PortfolioManifest, release_id_of
@@ -47,6 +47,10 @@ class Kind:
     run: Mapping[str, Any]
     scores: Mapping[str, float] | None = None
     tasks: Mapping[str, str] = field(default_factory=dict)  # by candidate, of several tasks
+
+    def data_digest_of(self, candidate: str) -> str:
+        """Of the private rows: each task has its own."""
+        return "d" * 64 if candidate not in self.tasks else sha256_hex(self.tasks[candidate].encode())
 
 
 KINDS = {
@@ -162,7 +166,7 @@ def trajectory(name: str, noise: float, kind: Kind) -> Trajectory:
         lineage="patients",
         unit="record",
         neighboring_relation=kind.relation,
-        data_digest="d" * 64,
+        data_digest=kind.data_digest_of(name),
         initialisation_digest="e" * 64,
         feature_radius=1.0,
         n_max=100,
