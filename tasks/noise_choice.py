@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
+from accounting.ascent import Ascent
 from accounting.budget import NeighboringRelation, PrivacyBudget
 from accounting.calibration import PRESETS, TrainingShape, calibrated_noise
 from accounting.errors import InvalidInput, RemergeError
-from accounting.paired_mechanism import multiplier_of_equal_privacy
 from tasks.randomness import executed_probability
 
 LEAST_NOISE = 0.01  # noise multiplier of a candidate; epsilons of such runs are in the thousands
@@ -79,25 +79,36 @@ def noise_of(candidate: Chosen, *, delta: float, relation: str, where: str) -> f
             "target_epsilon or a preset instead."
         )
     try:
-        shape = TrainingShape(
-            steps=candidate.steps,
-            relation=NeighboringRelation(relation),
-            sampling_probability=executed_probability(candidate.sampling_probability),
-        )
-        budget = PrivacyBudget(epsilon=target, delta=delta)
-        return noise_for_target(budget, shape, is_paired=candidate.is_paired)
+        shape = shape_of(candidate, relation=relation)
+        return calibrated_noise(PrivacyBudget(epsilon=target, delta=delta), shape)
     except RemergeError as error:
         raise InvalidInput(f"{where}: candidate {candidate.name}: {error.message}") from None
 
 
-def noise_for_target(budget: PrivacyBudget, shape: TrainingShape, *, is_paired: bool) -> float:
-    """The noise multiplier of each release of a run that meets a budget, see `calibrated_noise`.
+class Shaped(Protocol):
+    """What of a candidate decides, with its noise, what it costs."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def sampling_probability(self) -> float: ...
+    @property
+    def is_paired(self) -> bool: ...
+
+
+def shape_of(candidate: Shaped, *, relation: str, sampling_probability: float | None = None) -> TrainingShape:
+    """The run as it will be executed: with the coins as they fall, and two releases a step where it pairs them.
 
     Args:
-        is_paired: whether each step makes two releases from one batch, and so needs sqrt(2) times the noise.
+        sampling_probability: as a recipe would state it; None for the candidate's own.
     """
-    noise = calibrated_noise(budget, shape)
-    return multiplier_of_equal_privacy(noise) if is_paired else noise
+    stated = candidate.sampling_probability if sampling_probability is None else sampling_probability
+    return TrainingShape(
+        steps=candidate.steps,
+        relation=NeighboringRelation(relation),
+        sampling_probability=executed_probability(stated),
+        optimizer=Ascent.SAME_BATCH.value if candidate.is_paired else "sgd",
+    )
 
 
 class Noisy(Protocol):

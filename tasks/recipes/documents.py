@@ -73,16 +73,13 @@ class DpMerging(Document):
 
     @model_validator(mode="after")
     def _a_radius_with_an_ascent(self) -> Self:
+        # A sentence begins with "dp_merging of candidate x".
         if self.ascent != "none" and self.radius is None:
-            raise ValueError(f"ascent {self.ascent} needs a radius, such as 0.05")
+            raise ValueError(f"needs a radius with the ascent {self.ascent}, such as 0.05")
         if self.ascent == "none" and self.radius is not None:
-            raise ValueError(
-                "ascent none has no radius; remove it, or choose same_batch or previous_gradient"
-            )
+            raise ValueError("has no use for a radius with the ascent none")
         if self.ascent == "none" and not self.anchor:
-            raise ValueError(
-                "ascent none without an anchor changes nothing; give an anchor, or remove dp_merging"
-            )
+            raise ValueError("changes nothing with the ascent none and no anchor")
         return self
 
 

@@ -9,8 +9,8 @@ from fractions import Fraction
 from itertools import accumulate, groupby
 from typing import TYPE_CHECKING
 
+from accounting.ascent import Ascent
 from accounting.errors import RemergeError
-from accounting.paired_mechanism import Ascent
 from accounting.trajectory import ParentStep, Segment
 from tasks.data import Enforced
 from tasks.objective import Objective
@@ -240,7 +240,7 @@ def _clipping(step: ExecutedStep, limit: str, *, unclipped: bool) -> str:
 
 
 def _with_ascent(base: str, merging: DpMerging | None) -> str:
-    """The name of `accounting.paired_mechanism`, followed by the base optimizer where it is not SGD."""
+    """The name of `accounting.ascent`, followed by the base optimizer where it is not SGD."""
     if merging is None or merging.ascent == "none":
         return base
     ascent = Ascent.SAME_BATCH if merging.ascent == "same_batch" else Ascent.PREVIOUS_GRADIENT

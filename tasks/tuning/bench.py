@@ -14,16 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from accounting.budget import LARGEST_EPSILON, LEAST_EPSILON, NeighboringRelation, PrivacyBudget
-from accounting.calibration import TrainingShape
+from accounting.budget import LARGEST_EPSILON, LEAST_EPSILON, PrivacyBudget
+from accounting.calibration import calibrated_noise
 from accounting.errors import AccountingError, InvalidInput
-from accounting.joint_release import single_run
-from accounting.paired_mechanism import Ascent
 from infra.canonical import sha256_hex
 from tasks.data import Rows, Splits, load_splits
-from tasks.noise_choice import noise_for_target
+from tasks.noise_choice import shape_of
 from tasks.public_twins import split_public, twin_recipe
-from tasks.randomness import executed_probability
 from tasks.recipes import CandidateRecipe, Recipe
 from tasks.training import TrainingFailed, train_candidate
 from tasks.tuning.trials import Array, Setting, Trial
@@ -172,9 +169,10 @@ def noise_for(recipe: Recipe, candidate: CandidateRecipe) -> Callable[[float, fl
     """Epsilon and sampling probability to the noise multiplier that the recipe would get for that target."""
 
     def found(epsilon: float, sampling_probability: float) -> float:
-        shape = _shape(recipe, candidate, sampling_probability)
-        budget = PrivacyBudget(epsilon=epsilon, delta=recipe.delta)
-        return noise_for_target(budget, shape, is_paired=candidate.is_paired)
+        shape = shape_of(
+            candidate, relation=recipe.neighboring_relation, sampling_probability=sampling_probability
+        )
+        return calibrated_noise(PrivacyBudget(epsilon=epsilon, delta=recipe.delta), shape)
 
     return found
 
@@ -188,10 +186,8 @@ def own_epsilon(recipe: Recipe, candidate: CandidateRecipe) -> float:
     from accounting.words import rounded_up
 
     try:
-        run = _shape(recipe, candidate, candidate.sampling_probability).run(candidate.noise_multiplier)
-        if candidate.is_paired:
-            run = replace(run, segments=(replace(run.segments[0], optimizer=Ascent.SAME_BATCH.value),))
-        epsilon = float(rounded_up(single_run(run).epsilon(recipe.delta), 3))
+        bound = shape_of(candidate, relation=recipe.neighboring_relation).bound(candidate.noise_multiplier)
+        epsilon = float(rounded_up(bound.epsilon(recipe.delta), 3))
     except AccountingError:
         epsilon = np.nan
     if not LEAST_EPSILON <= epsilon <= LARGEST_EPSILON:
@@ -199,14 +195,6 @@ def own_epsilon(recipe: Recipe, candidate: CandidateRecipe) -> float:
             f"Candidate {candidate.name} has no epsilon of its own that could be a target; give one with --epsilon."
         )
     return epsilon
-
-
-def _shape(recipe: Recipe, candidate: CandidateRecipe, sampling_probability: float) -> TrainingShape:
-    return TrainingShape(
-        steps=candidate.steps,
-        relation=NeighboringRelation(recipe.neighboring_relation),
-        sampling_probability=executed_probability(sampling_probability),
-    )
 
 
 def _without_looks(recipe: Recipe, candidate: CandidateRecipe) -> Recipe:

@@ -140,7 +140,7 @@ def cautions(tuning: Tuning) -> list[str]:
 
     before, after = tuning.prepared.bench.candidate, tuning.candidate
     harder = after.max_grad_norm < before.max_grad_norm or after.learning_rate > before.learning_rate
-    if not (before.is_full_batch and (harder or not after.is_full_batch)):
+    if before.dp_merging or not (before.is_full_batch and (harder or not after.is_full_batch)):
         return []
     if not is_regression(build(tuning.prepared.bench.recipe.network)):
         return []

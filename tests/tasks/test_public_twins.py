@@ -190,3 +190,12 @@ def test_what_is_scaled_and_what_is_kept(small_portfolio: Build) -> None:
 def test_a_twin_that_diverges_is_an_error(small_portfolio: Build) -> None:
     with pytest.raises(TrainingFailed, match="The public twin failed: Candidate only diverged"):
         twin_of(small_portfolio(noise_multiplier=1e30, learning_rate=1e38))
+
+
+@pytest.mark.parametrize("ascent", ["same_batch", "previous_gradient"])
+def test_a_twin_climbs_and_is_anchored_as_its_candidate(small_portfolio: Build, ascent: str) -> None:
+    plain = small_portfolio()
+    small = small_portfolio(dp_merging=f"{{ascent: {ascent}, radius: 0.2, anchor: 0.1}}")
+    twin = twin_of(small)
+    assert twin.recipe.dp_merging == small.recipe.candidate("only").dp_merging
+    assert twin.model == twin_of(small).model != twin_of(plain).model

@@ -173,6 +173,46 @@ def test_the_digest_covers_what_is_meant_and_not_how_it_is_written() -> None:
         ),
         (
             "multiplier: 94.379",
+            "multiplier: 94.379, dp_merging: {ascent: same_batch}",
+            "dp_merging of candidate eps-1 needs a radius with the ascent same_batch, such as 0.05",
+        ),
+        (
+            "multiplier: 94.379",
+            "multiplier: 94.379, dp_merging: {ascent: none, radius: 0.1, anchor: 1.0}",
+            "dp_merging of candidate eps-1 has no use for a radius with the ascent none",
+        ),
+        (
+            "multiplier: 94.379",
+            "multiplier: 94.379, dp_merging: {ascent: none}",
+            "dp_merging of candidate eps-1 changes nothing with the ascent none and no anchor",
+        ),
+        (
+            "multiplier: 94.379",
+            "multiplier: 94.379, dp_merging: {ascent: next_batch, radius: 0.1}",
+            "dp_merging.ascent of candidate eps-1 should be 'same_batch', 'previous_gradient' or 'none', but",
+        ),
+        (
+            "multiplier: 94.379",
+            "multiplier: 94.379, dp_merging: {ascent: same_batch, radius: -0.1}",
+            "dp_merging.radius of candidate eps-1 should be greater than or equal to 0, but -0.1 was given",
+        ),
+        (
+            "multiplier: 94.379",
+            "multiplier: 94.379, dp_merging: {ascent: same_batch, radius: .nan}",
+            "dp_merging.radius of candidate eps-1 should be a finite number",
+        ),
+        (
+            "multiplier: 94.379",
+            "multiplier: 94.379, dp_merging: {ascent: same_batch, radius: 0.1, anchr: 1.0}",
+            "unknown field dp_merging.anchr of candidate eps-1; check its spelling",
+        ),
+        (
+            "steps: 160",
+            "steps: 160\n  dp_merging: {ascent: none, anchor: .inf}",
+            "dp_merging.anchor of candidate eps-half (from defaults) should be a finite number",
+        ),
+        (
+            "multiplier: 94.379",
             "multiplier: 94.379, keep_checkpoints: 10",
             "keep_checkpoints of candidate eps-1",
         ),

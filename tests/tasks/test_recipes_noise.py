@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -23,9 +24,13 @@ def with_noise(choice: str, *, of: str = "94.379", text: str = TEXT) -> Recipe:
     return parse_recipe(text.replace(f"noise_multiplier: {of}", choice, 1), "my.yaml")
 
 
-def own_epsilon(recipe: Recipe, name: str, *, less: float = 1.0) -> float:
-    """nats: of the run as it will be executed, with some of its noise."""
+def own_epsilon(recipe: Recipe, name: str, *, less: float = 1.0, releases: int = 1) -> float:
+    """nats: of the run as it will be executed, with some of its noise.
+
+    Releases of one batch are one with more of a record in it.
+    """
     candidate = recipe.candidate(name)
+    less /= math.sqrt(releases)
     shape = TrainingShape(
         steps=candidate.steps,
         relation=NeighboringRelation(recipe.neighboring_relation),
@@ -58,6 +63,42 @@ def test_poisson_sampling_counts_as_its_coins_fall() -> None:
     )
     enough = calibrated_noise(PrivacyBudget(epsilon=0.1, delta=1e-5), stated)
     assert enough < recipe.candidate("poisson-4").noise_multiplier
+
+
+@pytest.mark.parametrize(("of", "name"), [("94.379", "eps-1"), ("6.85", "poisson-4")])
+def test_two_releases_a_step_get_their_noise(of: str, name: str) -> None:
+    """Each release of a pair has sqrt(2) times the noise; an ascent along what is released already costs nothing."""
+
+    def found(how: str) -> Recipe:
+        own = f"target_epsilon: 2\n    {how}" if name == "poisson-4" else f"target_epsilon: 2, {how}"
+        return with_noise(own, of=of)
+
+    plain = found("momentum: 0.0").candidate(name).noise_multiplier
+    for how in ("ascent: previous_gradient, radius: 0.05", "ascent: none, anchor: 0.01"):
+        assert found(f"dp_merging: {{{how}}}").candidate(name).noise_multiplier == plain
+    recipe = found("dp_merging: {ascent: same_batch, radius: 0.05, anchor: 0.01}")
+    assert recipe.candidate(name).noise_multiplier == pytest.approx(math.sqrt(2) * plain, rel=2e-3)
+    assert own_epsilon(recipe, name, releases=2) <= 2 < own_epsilon(recipe, name, releases=2, less=0.998)
+
+
+def test_dp_merging_is_in_a_digest_where_it_is_used_and_nowhere_else() -> None:
+    recipe = parse_recipe(TEXT, "x")
+    assert b"dp_merging" not in recipe.content()
+    assert (
+        parse_recipe(TEXT.replace("{noise", "{dp_merging: null, noise", 1), "x").sha256() == recipe.sha256()
+    )
+    digests = {recipe.sha256()}
+    for how in (
+        "{ascent: same_batch, radius: 0.05}",
+        "{ascent: same_batch, radius: 0.06}",
+        "{ascent: same_batch, radius: 0.05, anchor: 0.01}",
+        "{ascent: previous_gradient, radius: 0.05}",
+        "{ascent: none, anchor: 0.01}",
+    ):
+        merging = parse_recipe(TEXT.replace("{noise", f"{{dp_merging: {how}, noise", 1), "x")
+        digests.add(merging.sha256())
+        assert Recipe.from_content(merging.content(), "x") == merging
+    assert len(digests) == 6
 
 
 def test_the_recipe_is_the_one_with_the_multiplier_written() -> None:
@@ -140,9 +181,16 @@ def test_a_delta_that_poisson_sampling_cannot_resolve_names_the_candidate() -> N
         with_noise("target_epsilon: 4", of="6.85", text=tiny)
 
 
-@pytest.mark.parametrize("sampling", [{}, {"sampling_probability": 0.3, "expected_batch_size": 12}])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {},
+        {"sampling_probability": 0.3, "expected_batch_size": 12},
+        {"dp_merging": "{ascent: same_batch, radius: 0.1}"},
+    ],
+)
 def test_what_is_trained_has_an_epsilon_of_at_most_the_target(
-    sampling: dict[str, float], small_portfolio: Callable[..., Any]
+    sampling: dict[str, Any], small_portfolio: Callable[..., Any]
 ) -> None:
     """The certificate's number is computed from what the optimizer did, not from the recipe."""
     from tasks.models import initial_state

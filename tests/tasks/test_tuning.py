@@ -21,7 +21,7 @@ from tasks.mlflow_server import mlflow_client
 from tasks.models import build, initial_state
 from tasks.public_twins import split_public
 from tasks.recipes import Recipe, parse_recipe
-from tasks.tuning.bench import Bench
+from tasks.tuning.bench import Bench, noise_for, own_epsilon
 from tasks.tuning.runs import CHOSEN_TAG, STAGE_TAG, logged
 from tasks.tuning.trials import Setting, TuningFailed
 from tasks.tuning.tuning import Tuning, document, prepare, snippet, tune_candidate, verdict
@@ -279,3 +279,21 @@ def test_an_mlflow_that_is_not_there_is_said_before_anything_is_trained(asked: l
         logged(MlflowClient(tracking_uri="http://127.0.0.1:9"), prepared),
     ):
         pytest.fail("nothing may be trained")
+
+
+def test_dp_merging_is_carried_and_paid_for(asked: list[bool]) -> None:
+    """Two releases a step need sqrt(2) times the noise at every epsilon, in the trials as in the lines to paste."""
+    how = "{ascent: same_batch, radius: 0.05, anchor: 0.01}"
+    plain = recipe()
+    paired = parse_recipe(
+        TEXT.replace("momentum: 0.5", f"momentum: 0.5\n    dp_merging: {how}"), "small.yaml"
+    )
+    own, other = plain.candidate("only"), paired.candidate("only")
+    for q in (0.25, 1.0):
+        needed = noise_for(paired, other)(2.0, q)
+        assert needed == pytest.approx(math.sqrt(2) * noise_for(plain, own)(2.0, q), rel=2e-3)
+    assert own_epsilon(paired, other) > own_epsilon(plain, own)
+    found = tuned(paired, budget=4, seeds=1)
+    assert found.candidate.dp_merging == other.dp_merging
+    lines = TEXT[: TEXT.index("candidates:")] + snippet(found)
+    assert parse_recipe(lines, "small.yaml").candidate("only") == found.candidate

@@ -163,12 +163,13 @@ class Story:
         return Story(starts, draws)
 
     def surviving(self, small: Prepared) -> Iterator[list[Tensor]]:
-        """The noise in the model, step by step: of each process up to where the next one started."""
+        """The noise in the model, release by release: of each process up to where the next one started."""
         candidate, parameters = small.recipe.candidate("only"), list(build(small.recipe.network).parameters())
         deviation = candidate.noise_multiplier * candidate.max_grad_norm
+        releases = 2 if candidate.is_paired else 1
         ends = [*self.starts[1:], candidate.steps]
         for start, end, draws in zip(self.starts, ends, self.draws, strict=True):
-            for step in range(end - start):
+            for step in range((end - start) * releases):
                 own = draws[step * len(parameters) : (step + 1) * len(parameters)]
                 if not own:
                     return  # stopped early

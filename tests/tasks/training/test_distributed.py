@@ -29,6 +29,7 @@ Build = Callable[..., Any]
 LAYERS = "{factory: tests.tasks.training.in_group:two_layers, arguments: {classes: 3}}"
 POISSON = {"sampling_probability": 0.5, "expected_batch_size": 19}
 NOBODY = {"sampling_probability": 1e-9, "expected_batch_size": 8}
+MERGING = "{ascent: %s, radius: 0.3, anchor: 0.1}"
 STOPPING = "{every: 2, patience: 2, min_improvement: 0.5}"
 
 # By name: what the recipe says, and how it is carried out. An odd number of rows, so the shares differ.
@@ -57,6 +58,18 @@ SAME_AS_ALONE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "keep_checkpoints": "[3, 7]",
         },
         {"checkpoint_every": 5},
+    ),
+    "two releases of one batch": (
+        {"network": LAYERS, "max_grad_norm": 0.3, "dp_merging": MERGING % "same_batch"},
+        {"grad_sample_mode": "ghost", "physical_batch_size": 3},
+    ),
+    "two releases of one batch, empty": (
+        {"network": LAYERS, **NOBODY, "dp_merging": MERGING % "same_batch"},
+        {"grad_sample_mode": "hooks"},
+    ),
+    "the gradient of the step before": (
+        {"max_grad_norm": 0.3, "optimizer": "adamw", "dp_merging": MERGING % "previous_gradient"},
+        {"grad_sample_mode": "closed_form"},
     ),
     "early stopping": ({"network": LAYERS, "early_stopping": STOPPING}, {"grad_sample_mode": "hooks"}),
 }

@@ -133,8 +133,9 @@ def require_as_never_killed(small: Prepared, folder: Path, trained: TrainedCandi
         ]
         # each monitored step once
         assert [metrics["step"] for metrics in trained.metrics] == list(range(1, candidate.steps + 1))
-        # every process drew one noise a parameter and step, those steps that were lost included
-        assert len(story.draws[-1]) == (candidate.steps - story.starts[-1]) * parameters
+        # every process drew one noise a parameter and release, those steps that were lost included
+        releases = (candidate.steps - story.starts[-1]) * (2 if candidate.is_paired else 1)
+        assert len(story.draws[-1]) == releases * parameters
     # the model is that of the surviving noise
     if candidate.is_full_batch and candidate.early_stopping is None:
         require_equal(
@@ -154,6 +155,17 @@ FULL: dict[str, dict[str, Any]] = {
         "optimizer": "adam",
         "learning_rate": 0.02,
         "execution": {"checkpoint_every": 2, "grad_sample_mode": "hooks"},
+    },
+    "the gradient of the step before, AdamW": {
+        "optimizer": "adamw",
+        "learning_rate": 0.02,
+        "dp_merging": {"ascent": "previous_gradient", "radius": 0.3, "anchor": 0.1},
+        "execution": {"checkpoint_every": 2, "grad_sample_mode": "ghost"},
+    },
+    "two releases of one batch, in parts": {
+        "momentum": 0.5,
+        "dp_merging": {"ascent": "same_batch", "radius": 0.3, "anchor": 0.1},
+        "execution": {"checkpoint_every": 1, "grad_sample_mode": "hooks", "physical_batch_size": 7},
     },
     "ghost, parts, Poisson, momentum": {
         **POISSON,
@@ -181,6 +193,11 @@ def test_killed_and_resumed_many_times(children: Any, tmp_path: Path, case: str,
 CASES: dict[str, dict[str, Any]] = {
     **FULL,
     "hooks, Poisson": {**POISSON, "execution": {"checkpoint_every": 1, "grad_sample_mode": "hooks"}},
+    "the gradient of the step before, Poisson": {
+        **POISSON,
+        "dp_merging": {"ascent": "previous_gradient", "radius": 0.3},
+        "execution": {"checkpoint_every": 3, "grad_sample_mode": "ghost", "physical_batch_size": 7},
+    },
     "AdamW with a schedule, in stages": {
         "optimizer": "adamw",
         "weight_decay": 0.1,
