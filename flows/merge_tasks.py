@@ -86,7 +86,8 @@ def merge_tasks(
     manifest = run_training(
         settings, out, group, deployment=DEPLOYMENT, parameters=parameters, command=f"{COMMAND} {recipe}"
     )
-    names = [f"{name} ({task})" for name, task in (manifest.tasks or {}).items()]
+    tasks = manifest.tasks or {}
+    names = [f"{one.name} ({tasks[one.name]})" for one in manifest.candidates]
     out.print(
         f"Portfolio [bold]{manifest.reference}[/] is ready with {len(names)} candidates: {', '.join(names)}."
     )

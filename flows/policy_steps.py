@@ -189,7 +189,7 @@ def check_on_public_rows(
     from tasks.data import load_public_gate
     from tasks.live_release import read_live
     from tasks.scope import scope_fault
-    from tasks.validation import accuracy, gate
+    from tasks.validation import accuracy, gate, task_accuracies
 
     rows = load_public_gate(manifest)
     live = read_live(services.releases, policy.region)
@@ -199,10 +199,12 @@ def check_on_public_rows(
         and fault_of(live[2], policy) is None
         and scope_fault(policy, entries, live[0].release_id) is None
     )
+    by_task = task_accuracies(manifest.network, model, rows)
     verdict = gate(
-        accuracy=accuracy(manifest.network, model, rows),
+        accuracy=min(by_task.values()) if by_task else accuracy(manifest.network, model, rows),
         min_accuracy=policy.min_accuracy,
         live_accuracy=live[2].manifest.accuracy if live is not None and comparable else None,
+        by_task=by_task,
     )
     return verdict, len(rows)
 
@@ -242,7 +244,11 @@ def register(
             "budget_delta": policy.delta,
             **{f"weight_{name}": weight for name, weight in certificate.weights.items()},
         },
-        metrics={"epsilon": certificate.epsilon, "gate_accuracy": verdict.accuracy},
+        metrics={
+            "epsilon": certificate.epsilon,
+            "gate_accuracy": verdict.accuracy,
+            **{f"gate_accuracy_{task}": share for task, share in verdict.by_task.items()},
+        },
         tags={"remerge.policy_serial": str(policy.serial)},
         description=sentence,
     )

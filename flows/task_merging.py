@@ -139,5 +139,6 @@ def _tables(prepared: GroupWorkshop, finished: Mapping[str, Trained], scores: di
 
 
 def _tasks(manifest: PortfolioManifest) -> str:
-    names = list(dict.fromkeys((manifest.tasks or {}).values()))
+    tasks = manifest.tasks or {}
+    names = list(dict.fromkeys(tasks[one.name] for one in manifest.candidates))
     return f"the tasks {', '.join(names[:-1])} and {names[-1]}"

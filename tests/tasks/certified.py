@@ -48,6 +48,10 @@ class Kind:
     scores: Mapping[str, float] | None = None
     tasks: Mapping[str, str] = field(default_factory=dict)  # by candidate, of several tasks
 
+    def data_digest_of(self, candidate: str) -> str:
+        """Of the private rows: each task has its own."""
+        return "d" * 64 if candidate not in self.tasks else sha256_hex(self.tasks[candidate].encode())
+
 
 KINDS = {
     "generic": Kind(
@@ -162,7 +166,7 @@ def trajectory(name: str, noise: float, kind: Kind) -> Trajectory:
         lineage="patients",
         unit="record",
         neighboring_relation=kind.relation,
-        data_digest="d" * 64,
+        data_digest=kind.data_digest_of(name),
         initialisation_digest="e" * 64,
         feature_radius=1.0,
         n_max=100,
