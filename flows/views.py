@@ -83,7 +83,7 @@ def print_policy(console: Console, settings: Settings, region: str) -> None:
     table = Table(title=f"Policy {policy.serial} of {region}", show_header=False, title_justify="left")
     for name, value in policy.model_dump(mode="json").items():
         if isinstance(value, dict):
-            value = ", ".join(f"{option}={setting}" for option, setting in value.items())
+            value = ", ".join(f"{option}={setting}" for option, setting in sorted(value.items()))
         table.add_row(name, ", ".join(value) if isinstance(value, list) else str(value))
     console.print(table)
 

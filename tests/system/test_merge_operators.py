@@ -80,11 +80,11 @@ def test_ties_by_the_command(
     assert [entry.kind for entry in entries] == ["intended", "live"]
     for entry in entries:
         [outcome] = entry.outcomes
-        assert (outcome.candidates, outcome.coefficients) == (tuple(certificate.weights), None)
+        assert (set(outcome.candidates), outcome.coefficients) == (set(certificate.weights), None)
 
     # People read it, and the same terms again are the same policy.
     shown = remerge("policy", "show", region)
-    assert "density=0.4, scale=1.0, normalize=True" in shown.stdout or "density=0.4" in shown.stdout
+    assert "density=0.4, normalize=True, scale=1.0" in shown.stdout
     [row] = [line for line in remerge("status").stdout.splitlines() if line.startswith(region + "  ")]
     assert "merged by ties" in row
     assert " compliant" in row
@@ -175,13 +175,6 @@ def test_operators_share_the_budget_of_a_region(
     ("more", "sentence"),
     [
         (("--merge", "tie"), "merge: input should be 'linear', 'average'"),
-        (("--merge", "ties", "--merge-option", "densty=0.3"), "has no option densty; it has density"),
-        (
-            ("--merge", "ties", "--merge-option", "density=2"),
-            "must be a number above 0 and at most 1, but it is 2",
-        ),
-        (("--merge", "ties", "--merge-option", "seed=1"), "has no option seed"),
-        (("--merge", "ties", "--merge-option", "density"), "is given as NAME=VALUE"),
         (("--merge-option", "density=0.3"), "The merge operator linear has no option density"),
         (("--merge", "ties", "--mechanism", "mixture"), "it goes without mechanisms: leave them out"),
     ],
