@@ -244,17 +244,18 @@ def test_wudi_is_where_gradient_descent_from_the_sum_ends(outputs: int) -> None:
     assert float(interference(torch.tensor(found), fixed, loss_weights)) < 0.9 * at_the_sum
 
 
+@pytest.mark.parametrize("shape", [(3, 4, 5), (3, 4, 20)])  # solved by inputs and by the candidates' rows
 @pytest.mark.parametrize("ridge", [1e-6, 0.1])
-def test_wudi_is_where_the_gradient_with_its_ridge_is_zero(ridge: float) -> None:
+def test_wudi_is_where_the_gradient_with_its_ridge_is_zero(ridge: float, shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(3)
-    moved = rng.normal(size=(3, 4, 5))
+    moved = rng.normal(size=shape)
     weights = [0.2, 0.3, 0.5]
     fixed, found = (
         torch.tensor(moved),
         torch.tensor(least_interference(moved, weights, ridge)).requires_grad_(),
     )
     gram = sum(w * v.T @ v / np.sum(v * v) for w, v in zip(weights, moved, strict=True))
-    level = ridge * np.trace(gram) / 5
+    level = ridge * np.trace(gram) / shape[2]
     loss = interference(found, fixed, torch.tensor(weights, dtype=torch.float64))
     loss = loss + level * (found - fixed.sum(0)).square().sum()
     (gradient,) = torch.autograd.grad(loss, found)

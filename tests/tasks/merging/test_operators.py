@@ -18,6 +18,7 @@ from tasks.merging import (
     OPERATORS,
     checked_options,
     linear_combination,
+    merge_model_files,
     merge_models,
     merge_rule,
     needs,
@@ -332,6 +333,21 @@ def test_damaged_inputs_are_named(tmp_path: Path) -> None:
         merge_on_disk(tmp_path, "ties", models, weights, base=b"nothing")
     assert (tmp_path / "merged").read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "base", "c", "merged"]
+
+
+def test_files_that_cannot_be_opened_or_written_cost_one_sentence(tmp_path: Path) -> None:
+    models, weights = models_for("ties"), weights_for("ties")
+    merge_on_disk(tmp_path, "ties", models, weights)
+    paths = {name: tmp_path / name for name in models}
+    with pytest.raises(InvalidInput, match=r"nowhere of candidate b cannot be opened .*name another"):
+        merge_model_files("linear", {**paths, "b": tmp_path / "nowhere"}, weights, tmp_path / "out")
+    with pytest.raises(InvalidInput, match=r"nowhere \(the public start\) cannot be opened"):
+        merge_model_files("ties", paths, weights, tmp_path / "out", base=tmp_path / "nowhere")
+    with pytest.raises(InvalidInput, match=r"cannot be written to .*choose another place"):
+        merge_model_files("ties", paths, weights, tmp_path / "no" / "out", base=tmp_path / "base")
+    with pytest.raises(IncompatibleCandidates, match="The public start cannot be read"):
+        merge_model_files("ties", paths, weights, tmp_path / "out", base=tmp_path)
+    assert not (tmp_path / "out").exists()
 
 
 # Statistics

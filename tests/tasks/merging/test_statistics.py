@@ -193,7 +193,7 @@ def test_what_cannot_be_used_costs_one_sentence() -> None:
             make(NETWORK, state_bytes({"w": torch.ones(1)}), rows)
         bad = state_from_bytes(model)
         bad["conv.weight"][0] = math.nan
-        with pytest.raises(IncompatibleCandidates, match="statistics of tensor .* are not finite"):
+        with pytest.raises(IncompatibleCandidates, match=r"statistics of tensor .* are not finite"):
             make(NETWORK, state_bytes(bad), rows)
     network = NetworkRecord(factory=f"{HERE}:counting")
     other = state_bytes({"weight": torch.ones(2)})
