@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -111,6 +114,16 @@ def test_two_tasks_reach_production_as_one_model(
         shares[task] = float(np.mean(predicted(tensors, task, of_task.features) == of_task.labels))
     assert shown.accuracy == pytest.approx(min(shares.values()), abs=0.01)
     assert shown.accuracy >= 0.5
+    example = subprocess.run(
+        [sys.executable, "docs/examples/predict_tasks.py", region],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "REMERGE_HOME": str(stack.settings.home)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    printed = {line.split(":")[0]: line for line in example.stdout.splitlines()}
+    assert all(f" {share:.3f} of " in printed[task] for task, share in shares.items())
     version = services.mlflow.get_model_version(shown.registered_model, str(shown.registered_version))
     metrics = services.mlflow.get_run(version.run_id).data.metrics
     for task, share in shares.items():
