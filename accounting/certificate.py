@@ -1,4 +1,4 @@
-"""The machine-readable claim that goes with a release, and the checks of it that need nothing else."""
+"""The machine-readable claim that goes with a release, and whether it alone proves a budget."""
 
 from __future__ import annotations
 
@@ -7,16 +7,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from accounting import gaussian
-from accounting.bounds import BOUND_NAMES
-from accounting.budget import (
-    NeighboringRelation,
-    PrivacyBudget,
-    require_non_negative,
-    require_number,
-    require_open_unit,
-)
+from accounting.budget import NeighboringRelation, PrivacyBudget
 from accounting.certificate_parts import (
-    MERGE_BOUNDS,
     CandidateReference,
     CertifiedComponent,
     Cumulative,
@@ -24,11 +16,12 @@ from accounting.certificate_parts import (
     other_bound_of,
     pair_of,
 )
-from accounting.documents import fields_of, fields_to_dict, list_of, mapping_of, require_text
+from accounting.certificate_rules import require_consistent
+from accounting.documents import fields_of, fields_to_dict, list_of, mapping_of
 from accounting.errors import InvalidInput
-from accounting.merges import LINEAR, Option, require_merge, task_bound
-from accounting.plan import Mechanism, OtherBound, Plan, require_components, require_weights
-from accounting.selection_rules import SCORES_UNACCOUNTED, SELECTIONS, UNACCOUNTED, VALIDATION
+from accounting.merges import LINEAR, Option
+from accounting.plan import Mechanism, OtherBound, Plan
+from accounting.selection_rules import UNACCOUNTED
 from accounting.trajectory import parse_relation
 
 SCHEMA = "remerge/certificate/1"
@@ -42,9 +35,6 @@ MERGE_RULES = {
     Mechanism.OPERATOR: "The released parameters are what the named operator, with the stated options, makes of the "
     "candidates' parameters and their weights; of several tasks, each task's own parameters are kept beside it.",
 }
-
-
-_AVERAGE = Mechanism.LINEAR_COMBINATION
 _LEFT_OUT: Mapping[str, Any] = {"merge": LINEAR, "merge_options": {}, "tasks": {}, "records": None}
 
 
@@ -89,84 +79,7 @@ class Certificate:
     records: str | None = None  # of the tasks: "disjoint" or "shared"
 
     def __post_init__(self) -> None:
-        for name in ("release_id", "region", "policy_digest", "manifest_digest", "portfolio", "lineage"):
-            require_text(name, getattr(self, name))
-        for name in ("unit", "merge_rule", "source", "selection"):
-            require_text(name, getattr(self, name))
-        if isinstance(self.policy_serial, bool) or not isinstance(self.policy_serial, int):
-            raise InvalidInput(f"policy_serial must be a whole number, but {self.policy_serial!r} was given.")
-        if self.bound not in BOUND_NAMES or self.bound == "stepwise":
-            raise InvalidInput(f"{self.bound!r} is not the name of a bound that can be certified.")
-        if not self.assumptions or not all(isinstance(text, str) and text for text in self.assumptions):
-            raise InvalidInput("A certificate states its assumptions, each a sentence.")
-        require_weights(self.weights)
-        if bool(self.components) != (self.mechanism is Mechanism.MIXTURE):
-            raise InvalidInput("The certificate of a mixture states its components, and no other one does.")
-        if self.components:
-            require_components(self.weights, self.components)
-            if self.fresh_noise > 0:
-                raise InvalidInput("Fresh noise of a mixture is stated with its components.")
-        if not all(isinstance(name, str) for name in self.consulted):
-            raise InvalidInput("consulted of a certificate must be a list of names.")
-        if {*self.weights, *self.consulted} != set(self.candidates):
-            raise InvalidInput(
-                "candidates of a certificate must be exactly those with a weight or consulted."
-            )
-        if self.selection not in SELECTIONS:
-            raise InvalidInput(
-                f"selection of a certificate must be one of {', '.join(SELECTIONS)}, but {self.selection!r} was given."
-            )
-        if (self.selection == UNACCOUNTED) != (SCORES_UNACCOUNTED in self.assumptions):
-            raise InvalidInput(
-                "A certificate says that the choice of its weights is not covered exactly where they were chosen by "
-                f"{UNACCOUNTED}."
-            )
-        if bool(self.consulted) != (self.selection == VALIDATION):
-            raise InvalidInput(
-                "A certificate lists consulted candidates if its weights were chosen by validation."
-            )
-        if self.consulted and self.bound != ("joint" if self.records is None else task_bound(self.records)):
-            raise InvalidInput(
-                "Weights chosen by scores are covered by the joint release of all consulted alone."
-            )
-        require_merge(
-            is_operator=self.mechanism is Mechanism.OPERATOR,
-            names=self.candidates,
-            weighted=self.weights,
-            merge=self.merge,
-            merge_options=self.merge_options,
-            tasks=self.tasks,
-            records=self.records,
-            bound=self.bound,
-        )
-        if self.consulted and not set(self.weights) <= set(self.consulted):
-            raise InvalidInput(
-                "Where candidates were consulted, only they can have a weight: the bound covers them."
-            )
-        require_non_negative("epsilon", self.epsilon)
-        if require_non_negative("fresh_noise", self.fresh_noise) and self.mechanism is not _AVERAGE:
-            raise InvalidInput(f"Fresh noise belongs to a linear combination, not to a {self.mechanism}.")
-        require_open_unit("delta", self.delta)
-        if self.epsilon > self.budget.epsilon or self.delta > self.budget.delta:
-            raise InvalidInput("A certificate's epsilon and delta must lie within the budget it names.")
-        if self.mu is not None:
-            require_non_negative("mu", self.mu)
-            if self.bound not in (*MERGE_BOUNDS, "parallel_tasks"):
-                raise InvalidInput(f"The bound {self.bound!r} is not that of a Gaussian and has no mu.")
-        for epsilon, delta in self.profile:
-            require_non_negative("epsilon of the profile", epsilon)
-            if not 0 <= require_number("delta of the profile", delta) <= 1:
-                raise InvalidInput(f"delta of the profile must lie in [0, 1], but {delta!r} was given.")
-        if not all(isinstance(text, str) for pair in self.versions.items() for text in pair):
-            raise InvalidInput("versions of a certificate must map texts to texts.")
-        outcomes = [component.name for component in self.components] or list(self.weights)
-        if self.realised is not None and self.realised.candidate not in outcomes:
-            raise InvalidInput(f"The realised candidate {self.realised.candidate!r} has no weight.")
-        drawn = self.mechanism.is_draw and len(outcomes) > 1
-        if drawn != (self.realised is not None):
-            raise InvalidInput(
-                "A certificate says what was drawn, and its own guarantee, exactly where something was drawn."
-            )
+        require_consistent(self)
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready mapping with the schema's name."""

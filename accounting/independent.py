@@ -9,10 +9,11 @@ Everything here starts from the recorded settings and the weights. What each che
 - **epsilon, profile, realised outcome, components**: each stated pair holds, and is not loose, by numerical
   integration of the Gaussian divergence. Tolerance 1e-9 of delta; for `shifted` what 1e-3 of mu makes of delta.
 - **the same with Poisson steps**, by dp_accounting's distributions: 2e-2 of delta, and 1e-10.
+- **merges of tasks**: the worst task, and under replace-one the worst two that a record moves between, both ways.
 - **the same by a Renyi bound**: each stated pair holds; that it is loose is known.
 
 Nothing is shared with `joint_release`, `linear_combination`, the modules of shifted interpolation,
-`random_selection`, `mixtures`, `gaussian`, `profile` or `pld`; a test reads the imports.
+`random_selection`, `mixtures`, `parallel_tasks`, `gaussian`, `profile` or `pld`; a test reads the imports.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from accounting.independent_merges import (
 )
 from accounting.independent_profiles import CheckedProfile, drawn_profile, gaussian_profile, steps_profile
 from accounting.independent_steps import distinct_steps
+from accounting.independent_tasks import steps_by_task, tasks_profile, worst_square
 from accounting.plan import Mechanism
 from accounting.trajectory import Trajectory
 
@@ -140,7 +142,10 @@ def _exact_square(
             return joint_square(distinct_steps([merge[0][1]]), relation)
         return generic_square(merge, relation, certificate.fresh_noise)
     names = certificate.consulted or tuple(certificate.weights)
-    return joint_square(distinct_steps([trajectories[name] for name in names]), relation)
+    runs = {name: trajectories[name] for name in names}
+    if bound == "parallel_tasks":
+        return worst_square(steps_by_task(runs, certificate.tasks), relation)
+    return joint_square(distinct_steps(list(runs.values())), relation)
 
 
 def _whole_profile(
@@ -149,6 +154,10 @@ def _whole_profile(
     component_profile: Callable[[int], CheckedProfile],
 ) -> CheckedProfile:
     """The profile of the certified mechanism, by the theorem that it names."""
+    if certificate.bound == "parallel_tasks":
+        names = certificate.consulted or tuple(certificate.weights)
+        steps = steps_by_task({name: trajectories[name] for name in names}, certificate.tasks)
+        return tasks_profile(steps, certificate.neighboring_relation)
     if certificate.consulted:
         return _released([trajectories[name] for name in certificate.consulted], certificate)
     if certificate.bound == "mixture":
@@ -167,6 +176,10 @@ def _merge_profile(
     bound: str, merge: Sequence[tuple[float, Trajectory]], certificate: Certificate, fresh_noise: float
 ) -> CheckedProfile:
     """The profile of one merge by a named theorem."""
+    if bound in ("generic", "shifted") and certificate.mechanism is Mechanism.OPERATOR:
+        raise AccountingError(
+            "Only a linear combination has a tighter bound than releasing its models together."
+        )
     if bound == "shifted":
         low, mu = _shifted(merge, certificate, fresh_noise)
         return gaussian_profile(

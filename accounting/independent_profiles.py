@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from dp_accounting import NeighboringRelation as LibraryRelation
@@ -107,21 +108,13 @@ def steps_profile(steps: Mapping[str, Segment], relation: NeighboringRelation) -
     Raises:
         AccountingError: a loss too wide for dp_accounting's grid.
     """
-    sampled: dict[tuple[float, float], int] = {}
-    square = 0.0
-    for segment in steps.values():
-        if segment.sampling_probability < 1:
-            # Both sums of a paired step see one coin: one sampled Gaussian, of sqrt(2) times the sensitivity.
-            noise = segment.noise_multiplier / math.sqrt(released_sums(segment))
-            key = (noise, segment.sampling_probability)
-            sampled[key] = sampled.get(key, 0) + segment.steps
-        else:
-            ratio = relation.full_batch_factor / segment.noise_multiplier
-            square += segment.steps * released_sums(segment) * ratio**2
-    composed = _library_profile(tuple(sorted((*key, n) for key, n in sampled.items())), square, relation)
+    composition = library_composition(steps, LibraryRelation[relation.name])
+    remove = composition._pmf_remove
+    add = composition._pmf_add
 
+    @lru_cache(maxsize=256)
     def deltas(epsilon: float) -> tuple[float, float]:
-        return composed(epsilon)
+        return float(remove.get_delta_for_epsilon(epsilon)), float(add.get_delta_for_epsilon(epsilon))
 
     return CheckedProfile(low=deltas, high=deltas, relative=POISSON_RELATIVE, floor=POISSON_FLOOR)
 
@@ -144,12 +137,33 @@ def drawn_profile(parts: Sequence[tuple[float, CheckedProfile]]) -> CheckedProfi
     )
 
 
+def library_composition(steps: Mapping[str, Segment], kind: LibraryRelation) -> Any:
+    """dp_accounting's distribution of distinct executed steps composed.
+
+    Raises:
+        AccountingError: a loss too wide for dp_accounting's grid, or no noise at all.
+    """
+    factor = 2 if kind is LibraryRelation.REPLACE_ONE else 1
+    sampled: dict[tuple[float, float], int] = {}
+    square = 0.0
+    for segment in steps.values():
+        if not segment.noise_multiplier > 0:
+            raise AccountingError(f"Segment {segment.id} has no noise, so nothing is private.")
+        sums = released_sums(segment)
+        if segment.sampling_probability < 1:
+            # Both sums of a paired step see one coin: one sampled Gaussian, of sqrt(2) times the sensitivity.
+            key = (segment.noise_multiplier / math.sqrt(sums), segment.sampling_probability)
+            sampled[key] = sampled.get(key, 0) + segment.steps
+        else:
+            square += segment.steps * sums * (factor / segment.noise_multiplier) ** 2
+    return _composed(tuple(sorted((*key, n) for key, n in sampled.items())), square, factor, kind)
+
+
 @lru_cache(maxsize=64)
-def _library_profile(
-    sampled: tuple[tuple[float, float, int], ...], square: float, relation: NeighboringRelation
-) -> Deltas:
-    kind = LibraryRelation[relation.name]
-    widest = max((10 / noise + 1 / noise**2) * relation.full_batch_factor**2 for noise, _, _ in sampled)
+def _composed(
+    sampled: tuple[tuple[float, float, int], ...], square: float, factor: int, kind: LibraryRelation
+) -> Any:
+    widest = max(((10 / noise + 1 / noise**2) * factor**2 for noise, _, _ in sampled), default=0.0)
     if widest / _INTERVAL > _MOST_BINS or square > 1e4:
         raise AccountingError(
             "These steps have so little noise that dp_accounting's grid cannot hold their loss, so the certificate "
@@ -168,11 +182,4 @@ def _library_profile(
     composed = parts[0]
     for part in parts[1:]:
         composed = composed.compose(part)
-    remove = composed._pmf_remove
-    add = composed._pmf_add
-
-    @lru_cache(maxsize=256)
-    def deltas(epsilon: float) -> tuple[float, float]:
-        return float(remove.get_delta_for_epsilon(epsilon)), float(add.get_delta_for_epsilon(epsilon))
-
-    return deltas
+    return composed

@@ -2,12 +2,16 @@
 
 Certificates of single releases do not add up: two nearly equal averages of the same models determine both models.
 So a release stands for every executed step of the models it was made of, and all of these are released jointly.
-Two things are finer than that, and stay sound:
+Three things are finer than that, and stay sound:
 
 - Releases fall into groups that share no step, whose noises are independent. A group with one average in it, and
   nothing else, is bounded by that average's own theorem (`generic`, `shifted`); the groups then compose.
 - A random selection whose draw is known counts as what was drawn. One whose draw is still to come counts as its
   mixture: for each outcome all that is known then, weighted by its probability.
+
+- Where all that is known are merges of tasks with disjoint records, each record is in one task's steps alone, and the
+  figure is that of `parallel_tasks` of everything known. That the tasks are disjoint was checked for the tasks of one
+  release together, so a release of other tasks, or of the same tasks on other rows, makes it the joint figure again.
 
 Where a design may depend on earlier draws (the certificate names the index drawn), weighting past draws by their
 probabilities is wrong: one half over two runs of mu 0.8, then asking for the other one, gives delta 0.175 at
@@ -30,6 +34,7 @@ from accounting.budget import NeighboringRelation, require_non_negative
 from accounting.errors import AccountingError, IncompatibleCandidates, InvalidInput
 from accounting.joint_release import executed_steps
 from accounting.linear_combination import generic
+from accounting.parallel_tasks import parallel_tasks
 from accounting.pld import ComposedProfile, PoissonGroup, composed_profile, full_batch_mu, poisson_groups
 from accounting.profile import GaussianProfile, PrivacyProfile, require_simplex
 from accounting.random_selection import random_selection_profile
@@ -64,6 +69,7 @@ class Outcome:
     runs: tuple[Trajectory, ...]
     weights: tuple[float, ...] | None = None  # of an average, on the simplex; None: all runs may be known
     fresh_noise: float = 0.0  # standard deviation per coordinate added to the average, once
+    tasks: tuple[str, ...] | None = None  # by run, where tasks with *disjoint* records were merged; else None
 
     def __post_init__(self) -> None:
         if not self.runs:
@@ -75,6 +81,15 @@ class Outcome:
             require_simplex(self.weights)
             if len(self.weights) != len(self.runs):
                 raise InvalidInput(f"{len(self.weights)} weights were given for {len(self.runs)} runs.")
+
+        if self.tasks is not None:
+            if len(self.tasks) != len(self.runs) or not all(isinstance(t, str) and t for t in self.tasks):
+                raise InvalidInput("Name one task for each run of an outcome, or none.")
+            if self.weights is not None:
+                raise InvalidInput(
+                    "A merge of tasks keeps each task's own parameters, so all of its runs may be known: leave its "
+                    "weights out."
+                )
 
     @property
     def segment_ids(self) -> frozenset[str]:
@@ -172,7 +187,8 @@ def _worlds(releases: Sequence[PastRelease]) -> list[tuple[float, tuple[Outcome,
 def _key(outcome: Outcome) -> object:
     """Which average it is, or where all runs may be known, which steps: a later checkpoint has the same segments."""
     if outcome.weights is None:
-        return frozenset((segment.id, segment.steps) for segment in union_of_segments(outcome.runs))
+        steps = frozenset((segment.id, segment.steps) for segment in union_of_segments(outcome.runs))
+        return steps if outcome.tasks is None else (steps, _rows_of(outcome))
     tips = [run.segments[-1].id for run in outcome.runs]
     lengths = [run.steps for run in outcome.runs]
     return tuple(sorted(zip(tips, lengths, outcome.weights, strict=True)))
@@ -182,6 +198,9 @@ def _known(
     outcomes: Sequence[Outcome], relation: NeighboringRelation
 ) -> tuple[PrivacyProfile, tuple[str, ...]]:
     """The profile of knowing all these outcomes, and what it assumes beside the runs' own assumptions."""
+    parallel = _of_disjoint_tasks(outcomes, relation)
+    if parallel is not None:
+        return parallel.profile, parallel.assumptions
     squares: list[float] = []
     groups: list[PoissonGroup] = []
     texts: tuple[str, ...] = ()
@@ -214,6 +233,26 @@ def _known(
         return composed, texts
     smallest = composed.smallest_delta
     return ComposedProfile(mu=total, groups=gathered, relation=relation, smallest=smallest), texts
+
+
+def _rows_of(outcome: Outcome) -> frozenset[tuple[str, str]]:
+    """Each task with the digest of its rows."""
+    return frozenset((t, run.data_digest) for t, run in zip(outcome.tasks or (), outcome.runs, strict=False))
+
+
+def _of_disjoint_tasks(outcomes: Sequence[Outcome], relation: NeighboringRelation) -> Bound | None:
+    """Parallel composition, where all outcomes are merges of tasks that one of them has all of; else None."""
+    if any(outcome.tasks is None for outcome in outcomes):
+        return None
+    rows = [_rows_of(outcome) for outcome in outcomes]
+    if frozenset[tuple[str, str]]().union(*rows) not in rows:
+        return None
+    runs = [run for outcome in outcomes for run in outcome.runs]
+    tasks = [task for outcome in outcomes for task in outcome.tasks or ()]
+    try:
+        return parallel_tasks(runs, relation, tasks)
+    except IncompatibleCandidates:  # the same rows or steps under two names: not disjoint after all
+        return None
 
 
 def _groups(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:

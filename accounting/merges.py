@@ -106,6 +106,6 @@ def task_bound(records: str) -> str:
     Raises:
         InvalidInput: neither "disjoint" nor "shared".
     """
-    if records not in TASK_BOUNDS:
+    if not isinstance(records, str) or records not in TASK_BOUNDS:
         raise InvalidInput(f"records must be one of {', '.join(TASK_BOUNDS)}, but {records!r} was given.")
     return TASK_BOUNDS[records]

@@ -6,8 +6,8 @@ noise; by utilities that of the largest mean utility, of equal ones the larger s
 consulted candidates are paid for, and all are merged.
 
 Up to 40,000 sets are all looked at, in that order. Beyond, a search that goes on from the best set it knows: what
-it returns fits, and a better set may exist. The same holds for Poisson runs, of which at most 40 joint releases are
-computed: the first 24 whatever they are estimated to cost, then those that are estimated to fit.
+it returns fits, and a better set may exist. The same holds for Poisson runs, of which at most 30 joint releases are
+computed: the first 16 whatever they are estimated to cost, then those that are estimated to fit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Array = NDArray[np.float64]
 Sets = NDArray[np.bool_]
 
 _MOST_SETS = 40_000
-_MOST_BOUNDS, _ANY_ESTIMATE = 40, 24  # joint releases of Poisson runs; of these, whatever the estimate
+_MOST_BOUNDS, _ANY_ESTIMATE = 30, 16  # joint releases of Poisson runs; of these, whatever the estimate
 _EXACT = 1 + 1e-9  # of mu^2 of full-batch runs
 _DIGITS = 12  # of values that count as equal
 

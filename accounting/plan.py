@@ -31,6 +31,10 @@ class Mechanism(StrEnum):
         return self in (Mechanism.RANDOM_SELECTION, Mechanism.MIXTURE)
 
 
+# What `solver.solve` may choose among; an operator is asked for by its name.
+CHOICES = (Mechanism.LINEAR_COMBINATION, Mechanism.RANDOM_SELECTION, Mechanism.MIXTURE)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherBound:
     """Another accountant's epsilon for the same release, at the budget's delta, or why there is none."""

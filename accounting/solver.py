@@ -16,7 +16,7 @@ from accounting.merges import LINEAR, OPERATOR_SURROGATE, Option, require_operat
 from accounting.offers import Offers, offers_of
 from accounting.operator_sets import best_operator_set
 from accounting.other_bounds import other_bounds
-from accounting.plan import Alternative, Mechanism, Plan
+from accounting.plan import CHOICES, Alternative, Mechanism, Plan
 from accounting.release import Release
 from accounting.selection_rules import SURROGATE, worded
 from accounting.trajectory import Candidate
@@ -286,7 +286,7 @@ def _check(
     try:
         wanted = {Mechanism(mechanism) for mechanism in mechanisms}
     except ValueError:
-        known = ", ".join(mechanism.value for mechanism in Mechanism)
+        known = ", ".join(mechanism.value for mechanism in CHOICES)
         raise InvalidInput(f"mechanisms must be among {known}, but {list(mechanisms)!r} was given.") from None
     if not wanted:
         raise InvalidInput("At least one mechanism must be allowed.")

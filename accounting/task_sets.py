@@ -212,11 +212,14 @@ def _offers(
 
 
 def _require_comparable(task: str, candidates: Sequence[Candidate]) -> None:
-    _, reasons = comparable_class(candidates)
+    try:
+        _, reasons = comparable_class(candidates)
+    except InvalidInput as error:
+        raise InvalidInput(f"Task {task}: {error.message}") from None
     for name, reason in reasons.items():
         raise InvalidInput(
-            f"Candidates of task {task} must differ in their noise only to be chosen by it, but {name} is {reason}; "
-            "offer candidates of one recipe, or state utilities (selection 'stated' or 'public_twin')."
+            f"Task {task}: {name} is {reason}; offer candidates of one recipe, or state utilities of all (selection "
+            "'stated' or 'public_twin')."
         )
 
 

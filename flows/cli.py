@@ -15,6 +15,7 @@ from accounting.errors import InvalidInput, RemergeError
 from flows.account import account_app
 from flows.data import data_app
 from flows.experiment import app as experiment_app
+from flows.merge_tasks import merge_tasks
 from flows.plan import plan
 from flows.tune import tune
 from infra.settings import Settings
@@ -99,6 +100,7 @@ def train(
     )
 
 
+app.command("merge-tasks")(merge_tasks)
 app.command()(plan)
 app.command()(tune)
 

@@ -26,6 +26,7 @@ from tasks.services import Services, open_services
 
 if TYPE_CHECKING:
     from tasks.recipes import Recipe
+    from tasks.task_groups import Group
 
 TRAIN_TIMEOUT = 24 * 3600.0
 POLICY_TIMEOUT = 600.0
@@ -62,18 +63,48 @@ def train_portfolio(
     path = find_recipe(recipe)
     with console.status("Reading the recipe ..."):  # finding the noise for a target takes some seconds
         loaded = load_recipe(path)
+    parameters = {"recipe": str(path.absolute()), "fresh": fresh}
+    return run_training(
+        settings,
+        console,
+        loaded,
+        deployment="train-portfolio",
+        parameters=parameters,
+        command="remerge train",
+    )
+
+
+def run_training(
+    settings: Settings,
+    console: Console,
+    planned: Recipe | Group,
+    *,
+    deployment: str,
+    parameters: Mapping[str, Any],
+    command: str,
+) -> PortfolioManifest:
+    """Run a flow that trains, show how far each candidate is, and wait for the portfolio version that it makes.
+
+    Args:
+        planned: what it trains.
+        deployment: of the flow.
+        command: that people run to go on with what was interrupted.
+
+    Raises:
+        StackDown: Prefect's worker has ended.
+        FlowFailed: with the flow's sentence.
+    """
     services = open_services(settings)
     require_worker(settings)
-    parameters = {"recipe": str(path.absolute()), "fresh": fresh}
-    run = services.orchestrator.create_flow_run("train-portfolio", parameters)
-    ended = _wait_for_training(settings, services, run, console, loaded)
+    run = services.orchestrator.create_flow_run(deployment, parameters)
+    ended = _wait_for_training(settings, services, run, console, planned, command)
     if ended.get("state_type") == "CRASHED":
         raise FlowFailed(
-            "The training's process ended before it was done (it was killed, or memory ran out): run `remerge train` "
+            f"The training's process ended before it was done (it was killed, or memory ran out): run `{command}` "
             "again, which goes on with what was not finished."
         )
     _require_success(ended)
-    trained = services.manifests.of_flow_run(loaded.name, str(run["id"]))
+    trained = services.manifests.of_flow_run(planned.name, str(run["id"]))
     if trained is None:
         raise FlowFailed(
             f"The run {run['name']} ended well but left no portfolio; look at it in Prefect's pages."
@@ -82,11 +113,16 @@ def train_portfolio(
 
 
 def _wait_for_training(
-    settings: Settings, services: Services, run: FlowRun, console: Console, recipe: Recipe
+    settings: Settings,
+    services: Services,
+    run: FlowRun,
+    console: Console,
+    planned: Recipe | Group,
+    command: str,
 ) -> FlowRun:
     from flows.train_progress import Bars, Look
 
-    look = Look(services.connections.mlflow_url, recipe.name, str(run["id"]))
+    look = Look(services.connections.mlflow_url, planned.name, str(run["id"]))
     told = False
 
     def see() -> None:
@@ -98,12 +134,11 @@ def _wait_for_training(
             console.print(escape(look.resumed), highlight=False, soft_wrap=True)
 
     def watch(seen: FlowRun) -> None:
-        _watch_worker(
-            settings, seen, "run `remerge up` and train again, which goes on with what was not finished."
-        )
+        then = f"run `remerge up` and `{command}` again, which goes on with what was not finished."
+        _watch_worker(settings, seen, then)
         see()
 
-    with Bars(console, recipe) as bars:
+    with Bars(console, planned) as bars:
         try:
             ended = services.orchestrator.wait(
                 run["id"], timeout=TRAIN_TIMEOUT, progress=bars.state, watch=watch, watch_every=1.0
@@ -159,10 +194,7 @@ def set_policy(settings: Settings, fields: Mapping[str, Any], *, asked: Asked, c
             soft_wrap=True,
         )
     region = checked.region
-    if services.policies.newest(region) is None and not asked.create_region:
-        known = ", ".join(services.policies.regions()) or "none yet"
-        if not asked.confirm(f"Region {region} is new (known regions: {known}). Create it?"):
-            raise InvalidInput(f"Region {region} was not created; nothing was stored.")
+    require_region(services, region, asked)
     policy = services.policies.append({**fields, "portfolio": reference}, new=asked.new)
     console.print(
         f"Policy {policy.serial} of {region}: epsilon {policy.epsilon:g} at delta {policy.delta:g} "
@@ -173,6 +205,18 @@ def set_policy(settings: Settings, fields: Mapping[str, Any], *, asked: Asked, c
         soft_wrap=True,
     )
     return policy
+
+
+def require_region(services: Services, region: str, asked: Asked) -> None:
+    """Ask before a region gets its first policy.
+
+    Raises:
+        InvalidInput: it is new, and the answer was no.
+    """
+    if services.policies.newest(region) is None and not asked.create_region:
+        known = ", ".join(services.policies.regions()) or "none yet"
+        if not asked.confirm(f"Region {region} is new (known regions: {known}). Create it?"):
+            raise InvalidInput(f"Region {region} was not created; nothing was stored.")
 
 
 def announce_policy(settings: Settings, policy: Policy, *, wait: bool, console: Console) -> FlowRun | None:

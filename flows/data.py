@@ -77,13 +77,50 @@ def fetch_built_in(
 
 @data_app.command("check")
 def check(
-    recipe: Annotated[Path, typer.Argument(help="the portfolio's recipe file")],
+    recipe: Annotated[Path, typer.Argument(help="the recipe file of a portfolio or of a group of tasks")],
 ) -> None:
-    """Load a recipe's data as a training would. Shows what they are like, and tells nothing of private rows."""
-    from tasks.data import load_splits, require_public_alone
+    """Load a recipe's data as a training would. Shows what they are like, and tells nothing of private rows.
+
+    Of a group of tasks also whether their private data share a record.
+    """
+    from tasks.plain_yaml import read_mapping
     from tasks.recipes import find_recipe, load_recipe
 
-    read = load_recipe(find_recipe(recipe))
+    path = find_recipe(recipe)
+    if "tasks" in read_mapping(path):
+        _check_group(path)
+    else:
+        _check_data(load_recipe(path))
+
+
+def _check_group(path: Path) -> None:
+    from tasks.task_groups import load_group
+    from tasks.task_groups.loading import load_task, require_apart
+    from tasks.task_groups.rows import require_one_shape
+
+    group = load_group(path)
+    for task in group.tasks:
+        out.print(f"Task {task}", style="bold")
+        _check_data(group.recipe_of(task))
+    splits = {task: load_task(group, task) for task in group.tasks}
+    require_one_shape(splits)
+    require_apart(group, splits)
+    shared = (
+        "No two tasks share a private record"
+        if group.records == "disjoint"
+        else "Tasks may share private records"
+    )
+    out.print(
+        f"{shared}, as the recipe says (records: {group.records}); no private record of a task is public in another, "
+        f"and all tasks together keep within n_max.",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _check_data(read: Recipe) -> None:
+    from tasks.data import load_splits, require_public_alone
+
     splits = load_splits(
         read.data,
         feature_radius=None,  # lengths are looked at as the loader gives them

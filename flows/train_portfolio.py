@@ -7,6 +7,7 @@ fails half-way leaves nothing that a policy could use. What was interrupted is g
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -16,27 +17,19 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
-from prefect.task_runners import ThreadPoolTaskRunner
 
 from accounting.errors import RemergeError
 from accounting.words import rounded_up
-from flows.train_steps import (
-    PortfolioFailed,
-    Trained,
-    Workshop,
-    prepare,
-    results_of,
-    side_by_side,
-    train_and_log,
-    train_twin_and_log,
-    usable_cores,
-)
-from infra.documents import CandidateRecord, PortfolioManifest
+from flows.train_steps import PortfolioFailed, Trained, train_all
+from flows.train_workshop import Workshop, prepare, side_by_side, usable_cores
+from infra.canonical import sha256_hex
+from infra.documents import CandidateRecord, DataRecord, NetworkRecord, PortfolioManifest
 from tasks.recipes import Recipe, find_recipe, load_recipe
 from tasks.services import Services, open_services
 from tasks.unfinished import OWN_DOING, close_left_over
 
 if TYPE_CHECKING:
+    from tasks.task_groups import Group
     from tasks.training import TrainedCandidate
 
 
@@ -66,24 +59,11 @@ def build_portfolio(services: Services, recipe: Recipe, *, fresh: bool = False) 
         RemergeError: one sentence; there is no new portfolio version.
     """
     workshop = prepare(services, recipe, fresh=fresh)
-    names = [candidate.name for candidate in recipe.candidates]
     workers, _ = side_by_side(recipe, usable_cores())
-    with ThreadPoolTaskRunner(max_workers=workers) as runner:
-        running = {
-            f"Candidate {name}": runner.submit(train_and_log, {"workshop": workshop, "name": name})
-            for name in names
-        }
-        twins_running = {
-            f"The public twin of {name}": runner.submit(
-                train_twin_and_log, {"workshop": workshop, "name": name}
-            )
-            for name in names
-            if recipe.public_twins
-        }
-        finished, twins = results_of(workshop, running, twins_running)
+    finished, twins = train_all([workshop], workers)
     table = candidates_table(
         recipe,
-        [trained for one in finished for _, trained in one.candidates],
+        [trained for one in finished.values() for _, trained in one.candidates],
         {name: score for name, (_, score) in twins.items()},
     )
     manifest = publish(workshop, register_all(workshop, finished, twins))
@@ -94,7 +74,7 @@ def build_portfolio(services: Services, recipe: Recipe, *, fresh: bool = False) 
 
 
 def register_all(
-    workshop: Workshop, finished: list[Trained], twins: dict[str, tuple[str, float]]
+    workshop: Workshop, finished: Mapping[str, Trained], twins: Mapping[str, tuple[str, float]]
 ) -> tuple[CandidateRecord, ...]:
     """Make the finished runs versions of the registered model, in the recipe's order.
 
@@ -106,34 +86,48 @@ def register_all(
     client, recipe = workshop.services.mlflow, workshop.recipe
     return tuple(
         register_candidate(client, run_id, recipe, trained, twins.get(trained.name))
-        for one in finished
-        for run_id, trained in one.candidates
+        for candidate in recipe.candidates
+        for run_id, trained in finished[candidate.name].candidates
     )
 
 
 def publish(workshop: Workshop, records: tuple[CandidateRecord, ...]) -> PortfolioManifest:
     """Write the manifest: from here on the portfolio version exists."""
-    from infra.canonical import sha256_hex
-    from tasks.models import state_bytes
-
     recipe = workshop.recipe
-    return workshop.services.manifests.append(
-        {
-            "name": recipe.name,
-            "created_at": datetime.now(UTC).isoformat(),
-            "lineage": recipe.lineage,
-            "unit": recipe.unit,
-            "neighboring_relation": recipe.neighboring_relation,
-            "recipe_digest": recipe.sha256(),
-            "data": workshop.data.model_dump(mode="json"),
-            "network": recipe.network.model_dump(mode="json"),
-            "initialisation_digest": sha256_hex(state_bytes(workshop.initial)),
-            "feature_radius": recipe.feature_radius,
-            "n_max": recipe.n_max,
-            "flow_run_id": flow_run.get_id(),
-            "candidates": [record.model_dump(mode="json") for record in records],
-        }
+    fields = manifest_fields(
+        recipe, records, data=workshop.data, network=recipe.network, start=workshop.start
     )
+    return workshop.services.manifests.append(fields)
+
+
+def manifest_fields(
+    planned: Recipe | Group,
+    records: tuple[CandidateRecord, ...],
+    *,
+    data: DataRecord,
+    network: NetworkRecord,
+    start: bytes,
+) -> dict[str, Any]:
+    """Fields of the manifest of what this flow run has trained.
+
+    Args:
+        start: contents of a safetensors file: the public initial parameters.
+    """
+    return {
+        "name": planned.name,
+        "created_at": datetime.now(UTC).isoformat(),
+        "lineage": planned.lineage,
+        "unit": planned.unit,
+        "neighboring_relation": planned.neighboring_relation,
+        "recipe_digest": planned.sha256(),
+        "data": data.model_dump(mode="json"),
+        "network": network.model_dump(mode="json"),
+        "initialisation_digest": sha256_hex(start),
+        "feature_radius": planned.feature_radius,
+        "n_max": planned.n_max,
+        "flow_run_id": flow_run.get_id(),
+        "candidates": [record.model_dump(mode="json") for record in records],
+    }
 
 
 def leave_artifact(manifest: PortfolioManifest, table: list[str]) -> None:

@@ -1,9 +1,11 @@
-"""The steps of train_portfolio: what is prepared once, and each candidate from an open run to a finished one."""
+"""The steps of a training: every candidate from an open run to a finished one.
+
+Shared by train_portfolio, which has one workshop, and task_merging, which has one for each task.
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -12,27 +14,15 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
+from prefect.task_runners import ThreadPoolTaskRunner
 
 from accounting.errors import RemergeError
+from flows.train_workshop import Workshop
 from infra.canonical import sha256_hex
-from infra.documents import DataRecord
-from tasks.noise_choice import require_noise
-from tasks.recipes import CandidateRecipe, Recipe
-from tasks.services import Services
-from tasks.unfinished import (
-    KEY_TAG,
-    RESUMED_TAG,
-    TRAINING_TAG,
-    Unfinished,
-    find_unfinished,
-    training_key,
-    was_interrupted,
-)
+from tasks.recipes import CandidateRecipe
+from tasks.unfinished import was_interrupted
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from tasks.data import Splits
     from tasks.training import TrainedCandidate
     from tasks.training.checkpoints import Checkpoint
 
@@ -54,98 +44,35 @@ class Trained:
     candidates: tuple[tuple[str, TrainedCandidate], ...]
 
 
-class Workshop:
-    """What every training needs. It holds the private rows, and only threads of this process see it.
+def train_all(
+    workshops: Sequence[Workshop], workers: int
+) -> tuple[dict[str, Trained], dict[str, tuple[str, float]]]:
+    """Train every candidate of one training, and the public twins where they are asked for.
 
-    Not a dataclass on purpose: Prefect looks into those when they are handed to a task, and not into this.
+    Args:
+        workers: candidates at once.
+
+    Returns:
+        What was trained, and the twins' runs and scores, by the candidates' names, which are different ones.
+
+    Raises:
+        PortfolioFailed: naming the first one that failed.
     """
-
-    def __init__(
-        self,
-        services: Services,
-        recipe: Recipe,
-        splits: Splits,
-        initial: Mapping[str, Tensor],
-        data: DataRecord,
-    ) -> None:
-        self.services = services
-        self.recipe = recipe
-        self.splits = splits
-        self.initial = initial
-        self.data = data
-        self.keys: dict[str, str] = {}  # `resume_key` of each candidate
-        self.tags: dict[str, str] = {}  # of every run of this training
-        self.unfinished = Unfinished(training="", ended_at=None)  # what there is to go on with
-        self.failed: list[str] = []  # candidates that failed by their own doing
-
-
-def usable_cores() -> int:
-    """The cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def side_by_side(recipe: Recipe, cores: int) -> tuple[int, int]:
-    """How the cores are shared: the number of candidates trained at once, and of torch threads for each process."""
-    processes = recipe.execution.processes
-    asked = recipe.execution.parallel_candidates or max(1, cores // processes)
-    workers = min(asked, len(recipe.candidates))
-    return workers, max(1, cores // (workers * processes))
-
-
-def prepare(services: Services, recipe: Recipe, *, fresh: bool) -> Workshop:
-    """Data, checked and projected, one public initialisation for all candidates, and what can be gone on with."""
-    import torch
-
-    from tasks.data import data_record, load_splits, require_public_alone
-    from tasks.mlflow_server import require_up
-    from tasks.models import initial_state, state_bytes
-    from tasks.training import library_versions, resume_key, try_networks
-
-    require_up(services.mlflow)
-    require_noise(recipe.name, recipe.candidates)
-    _, threads = side_by_side(recipe, usable_cores())
-    torch.set_num_threads(threads)
-    splits = load_splits(
-        recipe.data,
-        feature_radius=recipe.feature_radius,
-        n_max=recipe.n_max,
-        neighboring_relation=recipe.neighboring_relation,
-    )
-    require_public_alone(recipe.data, splits, n_max=recipe.n_max)
-    key = services.connections.data_digest_key.get_secret_value().encode()
-    workshop = Workshop(
-        services,
-        recipe,
-        splits,
-        initial_state(recipe.network, recipe.initialisation_seed),
-        data_record(recipe.data, splits, key),
-    )
-    workshop.keys = {
-        candidate.name: resume_key(
-            recipe,
-            candidate.name,
-            data_digest=workshop.data.private.digest,
-            initialisation_digest=sha256_hex(state_bytes(workshop.initial)),
-            library_versions=library_versions(),
-        )
-        for candidate in recipe.candidates
-    }
-    try_networks(recipe, splits, workshop.initial)
-    take_up(workshop, fresh=fresh)
-    return workshop
-
-
-def take_up(workshop: Workshop, *, fresh: bool) -> None:
-    """Find an interrupted training to go on with, and say so."""
-    recipe = workshop.recipe
-    key = training_key(recipe, workshop.data, workshop.keys)
-    workshop.tags = {TRAINING_TAG: str(flow_run.get_id()), KEY_TAG: key}
-    found = None if fresh else find_unfinished(workshop.services, recipe, key)
-    if found is not None:
-        sentence = found.sentence(recipe)
-        get_run_logger().info(sentence)
-        workshop.unfinished = found
-        workshop.tags |= {TRAINING_TAG: found.training, RESUMED_TAG: sentence}
+    where = {one.name: workshop for workshop in workshops for one in workshop.recipe.candidates}
+    with ThreadPoolTaskRunner(max_workers=workers) as runner:
+        running = {
+            f"Candidate {name}": runner.submit(train_and_log, {"workshop": workshop, "name": name})
+            for name, workshop in where.items()
+        }
+        twins_running = {
+            f"The public twin of {name}": runner.submit(
+                train_twin_and_log, {"workshop": workshop, "name": name}
+            )
+            for name, workshop in where.items()
+            if workshop.recipe.public_twins
+        }
+        finished, twins = results_of(workshops[0], running, twins_running)
+    return dict(zip(where, finished, strict=True)), twins
 
 
 @task(task_run_name="train {name}", cache_policy=NO_CACHE, persist_result=False)
@@ -185,7 +112,6 @@ def train(workshop: Workshop, candidate: CandidateRecipe, run_id: str, flow_run_
     """Train a candidate in an open run, from its checkpoint where it has one, and finish the run."""
     from tasks.candidate_runs import finish_run, log_kept
     from tasks.live_run import LiveRun
-    from tasks.models import state_bytes
     from tasks.stored_checkpoints import discard_checkpoints
     from tasks.training import train_candidate
 
@@ -193,29 +119,51 @@ def train(workshop: Workshop, candidate: CandidateRecipe, run_id: str, flow_run_
     checkpoint = starting_point(workshop, candidate.name, run_id)
     live = LiveRun(client, run_id, seen=0 if checkpoint is None else checkpoint.step)
     try:
-        trained = train_candidate(
-            candidate,
-            recipe=recipe,
-            splits=workshop.splits,
-            initial=workshop.initial,
-            run_id=run_id,
-            data_digest=workshop.data.private.digest,
-            on_monitor=live.monitor,
-            on_checkpoint=live.keep,
-            resume_from=checkpoint,
+        trained = started_from(
+            workshop.start,
+            train_candidate(
+                candidate,
+                recipe=recipe,
+                splits=workshop.splits,
+                initial=workshop.initial,
+                run_id=run_id,
+                data_digest=workshop.data.private.digest,
+                on_monitor=live.monitor,
+                on_checkpoint=live.keep,
+                resume_from=checkpoint,
+            ),
         )
         live.finish(trained.metrics)
     finally:
         live.stop()
-    initial = state_bytes(workshop.initial)
     kept = tuple(
-        (log_kept(client, recipe, one, initial=initial, parent_run_id=run_id, flow_run_id=flow_run_id), one)
+        (
+            log_kept(
+                client,
+                recipe,
+                one,
+                initial=workshop.start,
+                parent_run_id=run_id,
+                flow_run_id=flow_run_id,
+            ),
+            one,
+        )
         for one in trained.kept
     )
-    finish_run(client, run_id, recipe, trained, initial=initial)
+    finish_run(client, run_id, recipe, trained, initial=workshop.start)
     with suppress(RemergeError):  # they are of no use any more, and take room
         discard_checkpoints(client, run_id)
     return Trained(candidates=((run_id, trained), *kept))
+
+
+def started_from(start: bytes, trained: TrainedCandidate) -> TrainedCandidate:
+    """The candidate with the digest of the whole public start in its history, which is what is stored beside it.
+
+    A task's network takes its own part of the start of all tasks; where there is one task it is the whole.
+    """
+    trajectory = replace(trained.trajectory, initialisation_digest=sha256_hex(start))
+    kept = tuple(started_from(start, one) for one in trained.kept)
+    return replace(trained, trajectory=trajectory, kept=kept)
 
 
 def starting_point(workshop: Workshop, name: str, run_id: str) -> Checkpoint | None:

@@ -22,16 +22,17 @@ from pydantic import (
 
 from accounting.budget import LARGEST_EPSILON, LEAST_DELTA, LEAST_EPSILON
 from infra.canonical import digest
-from infra.strict_document import Digest, Document, Name, Time
+from infra.ledger_documents import LedgerEntry
+from infra.strict_document import Digest, Document, Name, Relation, Time
 
-Relation = Literal["replace_one", "add_or_remove_one", "replace_special"]
 Selection = Literal["noise", "stated", "public_twin", "validation", "validation_unaccounted"]
 # The operators of `tasks.merging`, which this folder may not ask.
 Merge = Literal[
     "linear", "average", "task_arithmetic", "ties", "dare", "fisher", "regmean", "pcb", "wudi", "slerp"
 ]
 Option = bool | int | float | str  # of a merge operator
-DEFAULT_MECHANISMS = ("linear_combination", "random_selection")
+MechanismName = Literal["linear_combination", "random_selection", "mixture"]
+DEFAULT_MECHANISMS: tuple[MechanismName, ...] = ("linear_combination", "random_selection")
 
 FileName = Annotated[str, Field(pattern=r"^[a-z_]+\.[a-z]+$")]  # of a release: never a path
 
@@ -47,12 +48,9 @@ class Policy(Document):
     neighboring_relation: Relation = "replace_one"
     unit: Literal["record"] = "record"
     portfolio: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}@(?:[1-9][0-9]*|latest)$")]
-    mechanisms: Annotated[
-        tuple[Literal["linear_combination", "random_selection", "mixture"], ...], Field(min_length=1)
-    ] = DEFAULT_MECHANISMS
-    merge: Merge = (
-        "linear"  # with another one no mechanism is asked: what it makes of several candidates is released
-    )
+    mechanisms: Annotated[tuple[MechanismName, ...], Field(min_length=1)] = DEFAULT_MECHANISMS
+    # With another one than linear no mechanism is asked: what it makes of several candidates is released.
+    merge: Merge = "linear"
     merge_options: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")], Option] = Field(
         default_factory=dict
     )  # of the operator, see tasks.merging.checked_options
@@ -235,74 +233,6 @@ class Draw(Document):
     entropy_source: str
 
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
-
-
-BEFORE_CERTIFICATE = ("consulted", "reserved")
-
-
-class LedgerOutcome(Document):
-    """One possible outcome of a release: the executed steps it stands for, and its probability."""
-
-    name: str  # as the draw names it
-    weight: Annotated[float, Field(gt=0, le=1)]
-    candidates: tuple[str, ...]
-    segments: tuple[dict[str, Any], ...]  # accounting.trajectory.segment_to_dict of the union
-    paths: dict[
-        str, tuple[tuple[str, int], ...]
-    ]  # by candidate: its segments' ids, in order, and steps of each
-    coefficients: (
-        dict[str, float] | None
-    )  # lambda of one average, of which alone it tells; None: of all candidates
-    # By candidate, where different tasks trained them on data sets that share no record: then what is released of the
-    # same data sets composes task by task. None: a record may be in all of them.
-    tasks: dict[str, Name] | None = None
-    data_digest: Digest | None = None  # of all tasks' data sets together
-
-    @model_validator(mode="after")
-    def _a_task_each(self) -> Self:
-        if self.tasks is not None and set(self.tasks) != set(self.candidates):
-            raise ValueError("tasks names the task of every candidate, or there are none")
-        if (self.tasks is None) != (self.data_digest is None):
-            raise ValueError("tasks and data_digest go together")
-        return self
-
-    @model_serializer(mode="wrap")
-    def _as_before_without_tasks(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out tasks where there are none, so that ledgers of before keep their chains."""
-        fields: dict[str, Any] = write(self)
-        late = {"tasks", "data_digest"}
-        return {name: value for name, value in fields.items() if name not in late or value is not None}
-
-
-class LedgerEntry(Document):
-    """One line of the append-only record of everything ever released from a data lineage."""
-
-    schema_: Literal["remerge/ledger-entry/1"] = Field("remerge/ledger-entry/1", alias="schema")
-    serial: Annotated[int, Field(ge=1)]
-    previous_digest: Digest | None  # None for the first entry of a lineage
-    lineage: Name
-    release_id: Digest
-    region: Name
-    # Before there is a certificate. consulted: scores of private models were looked at, and a draw may show the
-    # weights that came of it. reserved: a share of a region's or all regions' budget was taken.
-    kind: Literal["consulted", "reserved", "intended", "failed_check", "live", "rolled_back"]
-    written_at: Time
-    neighboring_relation: Relation
-    unit: Literal["record"]
-    outcomes: Annotated[tuple[LedgerOutcome, ...], Field(min_length=1)]  # before the draw, if any
-    drawn: str | None
-    selection: str
-    certificate_digest: Digest | None  # None where there is no certificate yet: kinds consulted and reserved
-    counted: Annotated[int, Field(ge=0)]  # entries before it that its release's cumulative figures count
-
-    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
-
-    @model_validator(mode="after")
-    def _certified_or_before_that(self) -> Self:
-        if (self.certificate_digest is None) != (self.kind in BEFORE_CERTIFICATE):
-            kinds = " and ".join(BEFORE_CERTIFICATE)
-            raise ValueError(f"every kind but {kinds} names its certificate_digest, and these have none")
-        return self
 
 
 class Provenance(Document):

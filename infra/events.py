@@ -17,16 +17,19 @@ def policy_resource(region: str) -> str:
     return f"remerge.policy.{region}"
 
 
-def emit_policy_changed(orchestrator: Orchestrator, policy: Policy) -> str:
+def emit_policy_changed(orchestrator: Orchestrator, policy: Policy, event_id: str | None = None) -> str:
     """Tell Prefect that a region has a new policy, which is stored already. Returns the event's id.
 
     Prefect keeps events at most once: one that nobody heard is lost, and the same command may be run again.
+
+    Args:
+        event_id: a UUID that somebody waits for; None for a new one.
 
     Raises:
         StackDown: Prefect cannot be reached; nothing was started.
         OrchestratorRefused: it did not take the event.
     """
-    event_id = str(uuid.uuid4())
+    event_id = event_id or str(uuid.uuid4())
     event = {
         "id": event_id,
         "occurred": datetime.now(UTC).isoformat(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from datetime import UTC, datetime
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -25,6 +25,7 @@ def _require_utc(value: datetime) -> datetime:
         raise ValueError("a time must lie in the years 1 to 9999, UTC") from None
 
 
+Relation = Literal["replace_one", "add_or_remove_one", "replace_special"]
 Name = Annotated[str, Field(pattern=NAME)]
 Digest = Annotated[str, Field(pattern=SHA256)]
 Time = Annotated[datetime, Field(strict=False), AfterValidator(_require_utc)]

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from accounting.budget import NeighboringRelation
 from accounting.certificate_parts import Cumulative
 from accounting.errors import AccountingError, IncompatibleCandidates, RemergeError
-from accounting.ledger import PastRelease
+from accounting.ledger import PastRelease, cumulative
 from accounting.plan import Plan
 from accounting.trajectory import Candidate, parse_relation
 from infra.documents import Draw, LedgerEntry, Policy
-from tasks.past import Past, outcomes_of_plan, past_of, together
+from tasks.past import Past, outcomes_of_plan, past_of
 
 
 def figures_after(
@@ -40,8 +40,8 @@ def figures(past: Past, new: PastRelease, relation: NeighboringRelation, delta: 
     """
     here = [release for release in past.releases if release.region == new.region]
     try:
-        everywhere = together([*past.releases, new], relation).epsilon(delta)
-        region = together([*here, new], relation).epsilon(delta)
+        everywhere = cumulative([*past.releases, new], relation).epsilon(delta)
+        region = cumulative([*here, new], relation).epsilon(delta)
     except (AccountingError, IncompatibleCandidates):
         return None
     if not math.isfinite(everywhere):
@@ -80,7 +80,7 @@ def ledger_figures(entries: Sequence[LedgerEntry], delta: float) -> Figures:
 
     def epsilon(some: Sequence[PastRelease]) -> float | None:
         try:
-            found = together(some, relation).epsilon(delta)
+            found = cumulative(some, relation).epsilon(delta)
         except RemergeError as error:
             reasons.append(error.message)
             return None

@@ -64,7 +64,7 @@ def decision_page(
                 *_realised_row(certificate),
                 ["the budget covers", SCOPE_WORDS[policy.scope]],
                 *_cumulative_rows(certificate),
-                ["accuracy on public-gate rows", f"{verdict.accuracy:.3f} (needed {verdict.minimum:.3f})"],
+                *_accuracy_rows(verdict),
                 ["started by", provenance_in_words(provenance)],
                 ["release", certificate.release_id],
             ],
@@ -94,6 +94,15 @@ def decision_page(
         "\n".join(f"- {assumption}" for assumption in certificate.assumptions),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _accuracy_rows(verdict: Verdict) -> list[list[str]]:
+    """The gate's accuracy; of several tasks the lowest one, and then each one's."""
+    lowest = "lowest accuracy of a task" if verdict.by_task else "accuracy"
+    return [
+        [f"{lowest} on public-gate rows", f"{verdict.accuracy:.3f} (needed {verdict.minimum:.3f})"],
+        *([f"accuracy of task {task}", f"{share:.3f}"] for task, share in verdict.by_task.items()),
+    ]
 
 
 def infeasible_page(policy: Policy, manifest: PortfolioManifest, reason: str, provenance: Provenance) -> str:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from accounting.bounds import Bound
-from accounting.budget import NeighboringRelation
-from accounting.ledger import Outcome, PastRelease, cumulative
+from accounting.ledger import Outcome, PastRelease
 from accounting.plan import Mechanism, Plan
 from accounting.trajectory import Candidate, Segment, Trajectory, parse_relation, segment_from_dict
-from infra.canonical import digest
-from infra.documents import LedgerEntry, LedgerOutcome, Policy
+from infra.documents import LedgerEntry, Policy
+from infra.ledger_documents import LedgerOutcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,32 +122,6 @@ def tasks_of(plan: Plan, names: Sequence[str]) -> dict[str, str] | None:
     return {name: plan.tasks[name] for name in names}
 
 
-def data_of_tasks(tasks: Mapping[str, str], trajectories: Mapping[str, Trajectory]) -> str:
-    """A digest of which data sets the tasks have, of all of them together.
-
-    Args:
-        tasks: by candidate, one for each task of the portfolio at least.
-        trajectories: of at least these candidates; each records the keyed digest of its own private rows.
-    """
-    return digest(sorted({(task, trajectories[name].data_digest) for name, task in tasks.items()}))
-
-
-def together(releases: Sequence[PastRelease], relation: NeighboringRelation) -> Bound:
-    """What all these releases tell about a record; errors as `accounting.ledger.cumulative`.
-
-    That the tasks of one portfolio version share no record was checked record by record. Nobody has compared them with
-    the data sets of another version, which may be divided among the tasks otherwise: where releases come from
-    several, the division into tasks counts for nothing.
-    """
-    outcomes = [outcome for release in releases for outcome in release.outcomes if outcome.tasks is not None]
-    if len({run.data_digest for outcome in outcomes for run in outcome.runs}) > 1:
-        releases = [
-            replace(release, outcomes=tuple(replace(outcome, tasks=None) for outcome in release.outcomes))
-            for release in releases
-        ]
-    return cumulative(releases, relation)
-
-
 def outcomes_of_plan(
     plan: Plan, candidates: Sequence[Candidate], consulted: Sequence[str]
 ) -> tuple[Outcome, ...]:
@@ -159,16 +131,12 @@ def outcomes_of_plan(
     for name, probability in plan.outcomes.items():
         merged = plan.merged_weights(name)
         names = list(dict.fromkeys([*merged, *consulted, *plan.consulted]))
-        runs = [trajectories[each] for each in names]
         tasks = tasks_of(plan, names)
-        if tasks is not None:
-            data = data_of_tasks(tasks, trajectories)
-            runs = [replace(run, data_digest=data) for run in runs]
         alone = plan.mechanism is not Mechanism.OPERATOR and not (consulted or plan.consulted)
         found.append(
             Outcome(
                 probability=probability,
-                runs=tuple(runs),
+                runs=tuple(trajectories[each] for each in names),
                 weights=tuple(merged.values()) if alone else None,
                 tasks=None if tasks is None else tuple(tasks.values()),
             )
@@ -201,8 +169,10 @@ def release_of(entries: Sequence[LedgerEntry]) -> PastRelease:
 
 def _outcome(entry: LedgerEntry, outcome: LedgerOutcome) -> Outcome:
     segments = {segment.id: segment for segment in map(segment_from_dict, outcome.segments)}
-    data = outcome.data_digest or "ledger"
-    runs = {name: _run(entry, path, segments, data) for name, path in outcome.paths.items()}
+    data = outcome.data_digests or {}
+    runs = {
+        name: _run(entry, path, segments, data.get(name, "ledger")) for name, path in outcome.paths.items()
+    }
     if outcome.coefficients is None:
         return Outcome(
             probability=outcome.weight,

@@ -23,7 +23,7 @@ from infra.object_store import Changed, Corrupted
 from infra.releases import DRAW, ReleaseStore
 from tasks import drawing
 from tasks.candidates import LoadedCandidate
-from tasks.past import data_of_tasks, tasks_of
+from tasks.past import tasks_of
 from tasks.release_merging import Material, merged
 
 POINTER_TRIES = 20
@@ -101,6 +101,7 @@ def ledger_fields(
         weights = plan.merged_weights(name)
         names = list(dict.fromkeys([*weights, *looked_at]))
         tasks = tasks_of(plan, names)
+        data = {candidate: trajectories[candidate].data_digest for candidate in names}
         segments = union_of_segments(tuple(trajectories[candidate] for candidate in names))
         return {
             "name": name,
@@ -112,7 +113,7 @@ def ledger_fields(
                 for candidate in names
             },
             "coefficients": None if looked_at or plan.mechanism is Mechanism.OPERATOR else weights,
-            **({} if tasks is None else {"tasks": tasks, "data_digest": data_of_tasks(tasks, trajectories)}),
+            **({} if tasks is None else {"tasks": tasks, "data_digests": data}),
         }
 
     return {

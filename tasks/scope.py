@@ -12,13 +12,13 @@ from dataclasses import replace
 
 from accounting.budget import PrivacyBudget
 from accounting.errors import AccountingError, BudgetInfeasible, IncompatibleCandidates
-from accounting.ledger import PastRelease
+from accounting.ledger import PastRelease, cumulative
 from accounting.members import epsilon_within
-from accounting.plan import Plan
+from accounting.plan import Mechanism, Plan
 from accounting.trajectory import Candidate, Trajectory, parse_relation
 from accounting.words import rounded_up
 from infra.documents import Draw, LedgerEntry, Policy, PortfolioManifest
-from tasks.past import Past, by_release, has_grown, in_scope, is_out, outcomes_of_plan, release_of, together
+from tasks.past import Past, by_release, has_grown, in_scope, is_out, outcomes_of_plan, release_of
 from tasks.solving import solve_policy
 
 # Of the budget. The first ones are for plans that exceed it by a rounding only.
@@ -57,7 +57,7 @@ def scope_fault(policy: Policy, entries: Sequence[LedgerEntry], release_id: str)
     found = []
     try:
         for counted in counts:
-            bound = together([*others, counted], parse_relation(policy.neighboring_relation))
+            bound = cumulative([*others, counted], parse_relation(policy.neighboring_relation))
             if epsilon_within(bound, budget) is not None:
                 return None
             found.append(bound.epsilon(policy.delta))
@@ -135,13 +135,13 @@ class _Search:
             outcomes=outcomes_of_plan(plan, self.candidates, tuple(self.scores or ())),
             drawn=list(plan.outcomes).index(draw.drawn) if draw and draw.drawn in plan.outcomes else None,
         )
-        return epsilon_within(together([*self.before, new], self.relation), self.budget) is not None
+        return epsilon_within(cumulative([*self.before, new], self.relation), self.budget) is not None
 
     def best(self) -> Plan:
         """Tried are the best plan under the whole budget, the best of candidates that are out already, and the best
         under the largest smaller budget that leaves room; a better one may exist."""
         if self.before:
-            spent = together(self.before, self.relation)
+            spent = cumulative(self.before, self.relation)
             if epsilon_within(spent, self.budget) is None:
                 raise self._exhausted(spent.epsilon(self.policy.delta), None)
         whole = solve_policy(self.policy, self.candidates, self.scores, self.manifest)
@@ -157,9 +157,10 @@ class _Search:
             found.append(largest)
         if not found:
             # Of a plan that scores have chosen nothing is told: it says something about the models looked at.
-            own = together(self.before, self.relation).epsilon(self.policy.delta) if self.before else 0.0
+            own = cumulative(self.before, self.relation).epsilon(self.policy.delta) if self.before else 0.0
             raise self._exhausted(own, None if self.scores else whole)
-        return max(found, key=lambda plan: plan.objective)
+        # A policy that names an operator asks for a merge: one candidate alone only where nothing else fits.
+        return max(found, key=lambda plan: (plan.mechanism is Mechanism.OPERATOR, plan.objective))
 
     def _largest(self) -> Plan | None:
         """The best plan under the largest part of the budget that leaves room: looked for from the whole downwards,

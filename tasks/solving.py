@@ -13,6 +13,7 @@ from accounting.members import epsilon_within
 from accounting.plan import Mechanism, Plan
 from accounting.selection_rules import UNACCOUNTED, VALIDATION
 from accounting.solver import solve
+from accounting.task_sets import solve_tasks
 from accounting.trajectory import Candidate
 from infra.documents import Policy, PortfolioManifest
 from tasks.candidates import LoadedCandidate

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from accounting.errors import InvalidInput, RemergeError
 from accounting.trajectory import Trajectory
@@ -42,7 +42,7 @@ from tasks.candidate_runs import (
     metrics_of,
 )
 from tasks.mlflow_server import answers
-from tasks.recipes import Recipe
+from tasks.recipes import CandidateRecipe, Recipe
 from tasks.services import Services
 from tasks.stored_checkpoints import (
     checkpoint_steps,
@@ -66,6 +66,15 @@ GONE_ON_TAG = "remerge.gone_on_in"  # on a run that another one goes on with
 OWN_DOING = "Failed by its own doing"  # name of the state of a flow run that is never gone on with
 
 
+class Planned(Protocol):
+    """What is to be trained: a recipe, or a group of tasks with all their candidates."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def candidates(self) -> tuple[CandidateRecipe, ...]: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unfinished:
     """An interrupted training; runs by the names of their candidates."""
@@ -76,17 +85,21 @@ class Unfinished:
     checkpoints: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # run and step
     twins: Mapping[str, tuple[str, float]] = field(default_factory=dict)  # run and score
 
-    def sentence(self, recipe: Recipe) -> str:
-        """What happens to the recipe's candidates, for people."""
+    def sentence(self, planned: Planned, command: str = "remerge train") -> str:
+        """What happens to the candidates, for people.
+
+        Args:
+            command: that the training was asked for with.
+        """
         steps = [step for _, step in self.checkpoints.values()]
-        anew = len(recipe.candidates) - len(self.finished) - len(steps)
+        anew = len(planned.candidates) - len(self.finished) - len(steps)
         ended = f"that ended at {self.ended_at:%Y-%m-%d %H:%M:%S} UTC" if self.ended_at else "of before"
         return (
-            f"Resuming the training of {recipe.name} {ended}: {len(self.finished)} of {len(recipe.candidates)} "
+            f"Resuming the training of {planned.name} {ended}: {len(self.finished)} of {len(planned.candidates)} "
             f"candidates {_are(len(self.finished))} done"
             + (f", {len(steps)} {_go(len(steps))} on from {_after(steps)}" if steps else "")
             + (f", {anew} {'starts' if anew == 1 else 'start'} anew" if anew else "")
-            + "; `remerge train --fresh` trains all anew."
+            + f"; `{command} --fresh` trains all anew."
         )
 
 
@@ -107,7 +120,7 @@ def training_key(recipe: Recipe, data: DataRecord, resume_keys: Mapping[str, str
     )
 
 
-def find_unfinished(services: Services, recipe: Recipe, key: str) -> Unfinished | None:
+def find_unfinished(services: Services, planned: Planned, key: str) -> Unfinished | None:
     """The portfolio's newest training, if it is one to go on with.
 
     Args:
@@ -117,7 +130,7 @@ def find_unfinished(services: Services, recipe: Recipe, key: str) -> Unfinished 
         StackDown: MLflow or Prefect does not answer.
     """
     client = services.mlflow
-    runs = _newest_training(client, recipe.name)
+    runs = _newest_training(client, planned.name)
     if not runs or any(run.data.tags.get(KEY_TAG) != key for run in runs):
         return None
     if any(run.info.status == "FAILED" and INTERRUPTED_TAG not in run.data.tags for run in runs):
@@ -129,7 +142,7 @@ def find_unfinished(services: Services, recipe: Recipe, key: str) -> Unfinished 
         )  # forgotten by Prefect: it has ended
         if flow_run.get("state_type", "CRASHED") not in TERMINAL or flow_run.get("state_name") == OWN_DOING:
             return None
-        if services.manifests.of_flow_run(recipe.name, flow_run_id) is not None:
+        if services.manifests.of_flow_run(planned.name, flow_run_id) is not None:
             return None
         ends += [datetime.fromisoformat(end) for end in [flow_run.get("end_time")] if end]
     found = _sorted_out(client, runs, max(ends, default=None))

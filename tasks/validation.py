@@ -33,7 +33,9 @@ class Verdict:
     accuracy: float  # in [0, 1], on the public-gate rows; of several tasks the lowest
     minimum: float  # in [0, 1], what was needed
     reason: str
-    by_task: Mapping[str, float] = field(default_factory=dict)  # accuracy of each, where there are several tasks
+    by_task: Mapping[str, float] = field(
+        default_factory=dict
+    )  # accuracy of each, where there are several tasks
 
 
 def gate(

@@ -119,5 +119,5 @@ def refuse_overlap(parts: dict[str, Rows], where: str) -> None:
 
 
 def row_digests(features: np.ndarray) -> set[bytes]:
-    """A digest of each row's exact bytes, 16 bytes long: rows are equal if, and but for a miracle only if, these are."""
+    """Digests of the rows' exact bytes, of 16 bytes each: equal for equal rows, and but for a miracle no others."""
     return {hashlib.blake2b(memoryview(row).cast("B"), digest_size=16).digest() for row in features}

@@ -112,3 +112,12 @@ def whole(default: int) -> Option:
         fits=lambda value: 0 <= value < 2**63,
         words="a whole number that is not negative and below 2**63",
     )
+
+
+def ridge(default: float) -> Option:
+    """What keeps a layer's equations solvable, as a share of their mean diagonal; less drowns in float64's rounding."""
+    return Option(
+        default=default,
+        fits=lambda value: value >= 1e-10 and isfinite(value),
+        words="a finite number of at least 1e-10",
+    )

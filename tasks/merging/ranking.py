@@ -27,13 +27,13 @@ def ranked(passes: Callable[[], Iterable[np.ndarray]], ranks: Sequence[int]) -> 
             if not counts.size:
                 counts = np.zeros((len(part), len(ranks), _BUCKETS), np.int64)
             for row, values in enumerate(part):
-                keys = _in_order(values)
-                digits = ((keys >> np.uint64(shift)) & np.uint64(_BUCKETS - 1)).astype(np.int64)
+                leading = _in_order(values) >> np.uint64(shift)
                 for column in range(len(ranks)):
-                    near = digits
+                    near = leading
                     if shift != 48:  # only those that share what is known of the number sought
-                        near = digits[keys >> np.uint64(shift + _BITS) == found[row, column]]
-                    counts[row, column] += np.bincount(near, minlength=_BUCKETS)
+                        near = leading[leading >> np.uint64(_BITS) == found[row, column]]
+                    digits = (near & np.uint64(_BUCKETS - 1)).astype(np.int64)
+                    counts[row, column] += np.bincount(digits, minlength=_BUCKETS)
         if shift == 48:
             found = np.zeros(counts.shape[:2], np.uint64)
             left = np.tile(np.array(ranks, np.int64), (len(counts), 1))

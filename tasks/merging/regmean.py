@@ -26,7 +26,7 @@ import numpy as np
 from accounting.errors import IncompatibleCandidates
 from tasks.merging.elimination import product, solved
 from tasks.merging.inputs import Inputs
-from tasks.merging.operator import SAME_CANDIDATES, Needs, Operator, Options, positive, unit
+from tasks.merging.operator import SAME_CANDIDATES, Needs, Operator, Options, ridge, unit
 
 
 def _rule(options: Options) -> str:
@@ -40,7 +40,7 @@ def _rule(options: Options) -> str:
 
 
 def _prepare(inputs: Inputs) -> Callable[[str], Iterator[np.ndarray]]:
-    shrink, ridge = inputs.options["shrink"], inputs.options["ridge"]
+    shrink = inputs.options["shrink"]
 
     def merged(tensor: str) -> Iterator[np.ndarray]:
         if not inputs.has_statistic(tensor):
@@ -65,7 +65,7 @@ def _prepare(inputs: Inputs) -> Callable[[str], Iterator[np.ndarray]]:
             mean += weight * values
             own *= weight
             moments += own
-        level = ridge * float(np.trace(moments)) / columns
+        level = inputs.options["ridge"] * float(np.trace(moments)) / columns
         if level == 0:  # no input was ever anything but 0
             yield mean.reshape(-1)
             return
@@ -86,7 +86,7 @@ def _require_moments(candidate: str, tensor: str, moments: np.ndarray) -> None:
 REGMEAN = Operator(
     name="regmean",
     needs=Needs(statistics="gram"),
-    options={"shrink": unit(0.9), "ridge": positive(1e-6)},
+    options={"shrink": unit(0.9), "ridge": ridge(1e-6)},
     weights="simplex",
     rule=_rule,
     prepare=_prepare,

@@ -74,7 +74,8 @@ def gram_statistics(network: NetworkRecord, model: bytes, rows: Rows) -> bytes:
     """The second moments of what each linear layer of a model sees on public rows.
 
     For each `torch.nn.Linear` that is trained, G = mean of x x' over its inputs x (of all rows, and of all places where
-    a row has several); for each `torch.nn.Conv2d` without groups and padded with zeros, the same over the patches. Other
+    a row has several); for each `torch.nn.Conv2d` without groups and padded with zeros, the same over the patches.
+    Other
     layers are left out: RegMean takes the mean of their weights.
 
     Args:

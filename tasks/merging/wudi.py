@@ -22,13 +22,13 @@ not have it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from math import prod
+from math import prod, sqrt
 
 import numpy as np
 
 from tasks.merging.elimination import product, solved
 from tasks.merging.inputs import Inputs
-from tasks.merging.operator import SAME_CANDIDATES, Needs, Operator, Options, number, positive
+from tasks.merging.operator import SAME_CANDIDATES, Needs, Operator, Options, number, ridge
 
 
 def _rule(options: Options) -> str:
@@ -61,31 +61,50 @@ def _prepare(inputs: Inputs) -> Callable[[str], Iterator[np.ndarray]]:
     return merged
 
 
-def least_interference(vectors: np.ndarray, weights: Sequence[float], ridge: float) -> np.ndarray:
-    """The merged task vector of one layer, shape (outputs, inputs), from shape (candidates, outputs, inputs)."""
-    columns = vectors.shape[2]
-    gram, right = np.zeros((columns, columns)), np.zeros(vectors.shape[1:])
+def least_interference(vectors: np.ndarray, weights: Sequence[float], stiffness: float) -> np.ndarray:
+    """The merged task vector of one layer, shape (outputs, inputs), from shape (candidates, outputs, inputs);
+    `stiffness` is the option `ridge`."""
+    outputs, columns = vectors.shape[1:]
+    total, sums = 0.0, np.zeros((outputs, columns))
+    moved = []  # (root of c_i) * T_i
     for vector, weight in zip(vectors, weights, strict=True):
         size = float(np.sum(vector * vector))
         if size > 0:
-            own = product(vector.T, vector)
-            own *= weight / size
-            gram += own
-            right += product(vector, own)
-    level = ridge * float(np.trace(gram)) / columns
-    if not level > 0:  # nobody moved
-        return right
-    start = np.zeros(vectors.shape[1:])
-    for vector in vectors:
-        start += vector
+            moved.append(vector * sqrt(weight / size))
+            sums += vector
+            total += weight  # the trace of c_i * T_i' T_i
+    if not moved:
+        return sums
+    level = stiffness * total / columns
+    if len(moved) * outputs < columns:
+        return sums + _by_rows(moved, vectors, sums, level)
+    gram, right = np.zeros((columns, columns)), level * sums
+    for one, vector in zip(moved, _of_moved(vectors), strict=True):
+        own = product(one.T, one)
+        gram += own
+        right += product(vector, own)
     np.fill_diagonal(gram, np.diag(gram) + level)
-    return solved(gram, right + level * start)
+    return solved(gram, right)
+
+
+def _by_rows(moved: Sequence[np.ndarray], vectors: np.ndarray, sums: np.ndarray, level: float) -> np.ndarray:
+    """T - S where the candidates' rows are fewer than the inputs: with A = all rows of `moved`,
+    T - S = sum_i (T_i - S) A_i' (A A' + r I)^-1 A, the same by the identity of Woodbury, from a smaller matrix."""
+    rows = np.concatenate(moved)
+    gram = product(rows, rows.T)
+    np.fill_diagonal(gram, np.diag(gram) + level)
+    apart = [product(vector - sums, one.T) for one, vector in zip(moved, _of_moved(vectors), strict=True)]
+    return product(solved(gram, np.concatenate(apart, axis=1)), rows)
+
+
+def _of_moved(vectors: np.ndarray) -> list[np.ndarray]:
+    return [vector for vector in vectors if vector.any()]
 
 
 WUDI = Operator(
     name="wudi",
     needs=Needs(base=True),
-    options={"ridge": positive(1e-6), "scale": number(1.0)},
+    options={"ridge": ridge(1e-6), "scale": number(1.0)},
     weights="positive",
     rule=_rule,
     prepare=_prepare,

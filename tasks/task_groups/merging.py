@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from accounting.errors import InvalidInput
+from tasks.merging import merge_models
+from tasks.merging.parts import joined, split
 from tasks.models.multi_task import TRUNK
 
 
@@ -32,11 +33,9 @@ def merge_tasks(
         The contents of a safetensors file for the group's `multi_task_network`.
 
     Raises:
-        InvalidInput: two candidates are of one task; and as `tasks.merging.merge_models`.
+        accounting.errors.IncompatibleCandidates: two candidates are of one task.
+        accounting.errors.RemergeError: as `tasks.merging.merge_models`.
     """
-    from tasks.merging import merge_models
-    from tasks.merging.parts import joined, split
-
     parts = {name: split(models[name], TRUNK) for name in weights}
     trunk = merge_models(
         operator,

@@ -219,7 +219,9 @@ def _task(frame: Group, name: str, fields: Any, defaults: Any, where: str) -> Ta
         raise InvalidInput(f"{where}: the field {missing[0]} is missing.")
     classes, own_defaults = fields["classes"], fields.get("defaults") or {}
     if type(classes) is not int or classes < 2:
-        raise InvalidInput(f"{where}: classes must be a whole number of at least 2, but {classes!r} was given.")
+        raise InvalidInput(
+            f"{where}: classes must be a whole number of at least 2, but {classes!r} was given."
+        )
     if not isinstance(defaults, dict) or not isinstance(own_defaults, dict):
         raise InvalidInput(f"{where}: defaults must be a mapping of fields shared by all candidates.")
     recipe = recipe_of(

@@ -64,14 +64,14 @@ def _pretrained(
     from tasks.models import build
     from tasks.objective import CROSS_ENTROPY
 
-    module = build(network)
-    module.load_state_dict(state)
     features, labels = torch.tensor(rows.features), torch.tensor(rows.labels)
     order = torch.Generator().manual_seed(pretrain.seed)
     size = min(pretrain.batch_size, len(rows))
-    optimizer = torch.optim.Adam(module.parameters(), lr=pretrain.learning_rate)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(pretrain.seed)  # of dropout, if the trunk has any
+        module = build(network)
+        module.load_state_dict(state)
+        optimizer = torch.optim.Adam(module.parameters(), lr=pretrain.learning_rate)
         module.train()
         for step in range(1, pretrain.steps + 1):
             batch = torch.randperm(len(rows), generator=order)[:size]
@@ -82,6 +82,7 @@ def _pretrained(
     trained = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
     if not all(bool(torch.isfinite(tensor).all()) for tensor in trained.values()):
         raise InvalidInput(
-            "The pre-training of the public start diverged: its parameters are not finite; lower pretrain.learning_rate."
+            "The pre-training of the public start diverged: its parameters are not finite; lower "
+            "pretrain.learning_rate."
         )
     return trained

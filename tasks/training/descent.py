@@ -68,20 +68,17 @@ class PlainDescent:
         self.optimizer.step()
 
 
-class AnchoredDescent:
+class AnchoredDescent(PlainDescent):
     """One release, where the parameters are, and a pull towards the public start."""
 
     def __init__(self, optimizer: DPOptimizer, merging: DpMerging, backward: Backward) -> None:
-        self.optimizer = optimizer
+        super().__init__(optimizer)
         self.backward = backward
         self.radius = merging.radius or 0.0
         self.anchor = merging.anchor
         self.start = [one.detach().clone() for one in optimizer.params] if merging.anchor else []
         self.place: list[Tensor] = []  # where the parameters were before they climbed
         self.has_climbed = False
-
-    def prepare(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)  # in place it would wipe out a gradient that is kept
 
     def finish(self, features: Tensor, labels: Tensor) -> None:
         if self.release():
@@ -165,7 +162,7 @@ class PreviousGradient(AnchoredDescent):
             previous = [self.optimizer.state.get(one, {}).get(RELEASED) for one in self.optimizer.params]
             if previous[0] is not None:
                 self.climb(previous)
-        super().prepare()
+        super().prepare()  # sets the kept gradient to zero, in place: it has been used
 
     def finish(self, features: Tensor, labels: Tensor) -> None:
         if not self.release():

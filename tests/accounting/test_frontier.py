@@ -12,7 +12,7 @@ import pytest
 from accounting.budget import NeighboringRelation, PrivacyBudget
 from accounting.errors import BudgetInfeasible, InvalidInput
 from accounting.frontier import frontier
-from accounting.plan import Mechanism
+from accounting.plan import CHOICES, Mechanism
 from accounting.solver import solve
 
 REPLACE = NeighboringRelation.REPLACE_ONE
@@ -23,9 +23,9 @@ Maker = Callable[..., Any]
 def test_it_is_what_solve_finds_and_never_falls(c: float, make_candidates: Maker) -> None:
     candidates = make_candidates([10.0, 18.0, 34.0], update_lipschitz=c)
     epsilons = [2.0, 0.5, 1.0, 4.0, 1.5, 1.0]
-    points = frontier(candidates, 1e-5, REPLACE, list(Mechanism), epsilons)
-    assert [point.mechanism for point in points] == [m for m in Mechanism for _ in range(5)]
-    for mechanism in Mechanism:
+    points = frontier(candidates, 1e-5, REPLACE, list(CHOICES), epsilons)
+    assert [point.mechanism for point in points] == [m for m in CHOICES for _ in range(5)]
+    for mechanism in CHOICES:
         row = [point for point in points if point.mechanism is mechanism]
         assert [point.budget_epsilon for point in row] == [0.5, 1.0, 1.5, 2.0, 4.0]
         worth = [-math.inf if point.objective is None else point.objective for point in row]
@@ -73,4 +73,4 @@ def test_fresh_noise_makes_every_budget_a_point(make_candidates: Maker) -> None:
 @pytest.mark.parametrize("epsilons", [[], [0.0], [math.nan], [math.inf], [1.0, -1.0]])
 def test_bad_epsilons(epsilons: list[float], make_candidates: Maker) -> None:
     with pytest.raises(InvalidInput, match="epsilon"):
-        frontier(make_candidates([10.0, 34.0]), 1e-5, REPLACE, list(Mechanism), epsilons)
+        frontier(make_candidates([10.0, 34.0]), 1e-5, REPLACE, list(CHOICES), epsilons)

@@ -19,7 +19,7 @@ from accounting.errors import AccountingError, BudgetInfeasible, InvalidInput, R
 from accounting.joint_release import single_run
 from accounting.linear_combination import accumulated_noise_variance
 from accounting.members import least_bound
-from accounting.plan import Mechanism, Plan
+from accounting.plan import CHOICES, Mechanism, Plan
 from accounting.recheck import recheck, recompute
 from accounting.solver import solve
 from accounting.trajectory import Candidate, Trajectory
@@ -71,7 +71,7 @@ def runs(candidates: list[Candidate]) -> dict[str, Trajectory]:
 @pytest.fixture(scope="module")
 def drawn(candidates: list[Candidate]) -> Plan:
     return solve(
-        budget(1.6), candidates, relation=REPLACE, mechanisms=list(Mechanism), realised_epsilon_cap=6.0
+        budget(1.6), candidates, relation=REPLACE, mechanisms=list(CHOICES), realised_epsilon_cap=6.0
     )
 
 
@@ -126,7 +126,7 @@ def test_never_worse_than_both_mechanisms(
         "realised_epsilon_cap": 2 * epsilon if capped else None,
     }
     found = {}
-    for mechanism in Mechanism:
+    for mechanism in CHOICES:
         try:
             found[mechanism] = solve(budget(epsilon), candidates, mechanisms=[mechanism], **arguments)
         except BudgetInfeasible:
@@ -141,7 +141,7 @@ def test_never_worse_than_both_mechanisms(
         assert plan.objective >= other.objective - 1e-9 * abs(other.objective)
     if capped:
         assert all(component.epsilon <= 2 * epsilon for component in plan.components)
-    everything = solve(budget(epsilon), candidates, mechanisms=list(Mechanism), **arguments)
+    everything = solve(budget(epsilon), candidates, mechanisms=list(CHOICES), **arguments)
     assert everything.objective >= plan.objective - 1.1e-3 * abs(plan.objective)
     backwards = solve(budget(epsilon), candidates[::-1], mechanisms=[MIXTURE], **arguments)
     assert backwards.objective == pytest.approx(plan.objective, rel=1e-9)
@@ -276,5 +276,5 @@ def test_single_candidates(make_candidates: Maker) -> None:
     assert plan.outcomes == {"merge-1": 1.0}
     assert plan.merged_weights("merge-1") == {"c0": 1.0}
     assert plan.epsilon == pytest.approx(single_run(candidate.trajectory).epsilon(1e-5))
-    everything = solve(budget(3.0), [candidate], relation=REPLACE, mechanisms=list(Mechanism))
+    everything = solve(budget(3.0), [candidate], relation=REPLACE, mechanisms=list(CHOICES))
     assert everything.mechanism is LC  # the simplest of equals

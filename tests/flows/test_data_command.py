@@ -55,3 +55,18 @@ def test_data_that_training_would_refuse_are_refused(tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(recipe)
     with pytest.raises(InvalidInput, match="more private rows than the recipe's n_max 1000 allows"):
         printed("check", str(tmp_path / "small.yaml"))
+
+
+def test_a_groups_data_are_shown_task_by_task_and_compared(tmp_path: Path) -> None:
+    recipe = ROOT / "infra/portfolios/tasks-digits.yaml"
+    shown = printed("check", str(recipe))
+    assert shown.index("Task low") < shown.index("Task high")
+    assert shown.count("not told") == 4
+    assert "614" not in shown  # so many private rows of low there are
+    assert "No two tasks share a private record, as the recipe says (records: disjoint)" in shown.replace(
+        "\n", " "
+    )
+    both = tmp_path / "both.yaml"
+    both.write_text(recipe.read_text().replace("[5, 6, 7, 8, 9]", "[0, 1, 2, 3, 4]"))
+    with pytest.raises(InvalidInput, match="the tasks low and high share records"):
+        printed("check", str(both))

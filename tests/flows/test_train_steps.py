@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.train_steps import side_by_side
+from flows.train_workshop import side_by_side
 from infra import stack_services
 from tasks.recipes import load_recipe
 

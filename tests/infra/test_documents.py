@@ -15,12 +15,12 @@ from infra.documents import (
     DOCUMENTS,
     CandidateRecord,
     LedgerEntry,
-    LedgerOutcome,
     Policy,
     Selection,
     schema_path,
     schema_text,
 )
+from infra.ledger_documents import LedgerOutcome
 from infra.strict_document import Document
 
 GOOD: dict[str, Any] = {
@@ -206,6 +206,7 @@ def test_only_what_precedes_a_certificate_names_none(kind: str, digest: str | No
         LedgerEntry.from_fields({**entry, "kind": kind, "certificate_digest": digest}, "entry")
 
 
+DIGESTS = {"a": "0" * 64, "b": "1" * 64}
 OUTCOME: dict[str, Any] = {
     "name": "operator",
     "weight": 1.0,
@@ -221,18 +222,20 @@ def test_outcomes_of_before_tasks_keep_their_bytes() -> None:
     old = canonical_json(OUTCOME)
     outcome = LedgerOutcome.from_content(old, "outcome")
     assert outcome.content() == old
-    assert (outcome.tasks, outcome.data_digest) == (None, None)
-    labelled = {**OUTCOME, "tasks": {"a": "left", "b": "right"}, "data_digest": "0" * 64}
+    assert (outcome.tasks, outcome.data_digests) == (None, None)
+    labelled = {**OUTCOME, "tasks": {"a": "left", "b": "right"}, "data_digests": DIGESTS}
     assert LedgerOutcome.from_fields(labelled, "outcome").content() == canonical_json(labelled)
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"tasks": {"a": "left"}, "data_digest": "0" * 64},
-        {"tasks": {"a": "left", "b": "right", "c": "left"}, "data_digest": "0" * 64},
+        {"tasks": {"a": "left"}, "data_digests": DIGESTS},
+        {"tasks": {"a": "left", "b": "right", "c": "left"}, "data_digests": DIGESTS},
+        {"tasks": {"a": "left", "b": "right"}, "data_digests": {"a": "0" * 64}},
+        {"tasks": {"a": "left", "b": "right"}, "data_digests": {"a": "0" * 64, "b": "ledger"}},
         {"tasks": {"a": "left", "b": "right"}},
-        {"data_digest": "0" * 64},
+        {"data_digests": DIGESTS},
     ],
 )
 def test_tasks_are_told_of_every_candidate_with_their_data(change: dict[str, Any]) -> None:

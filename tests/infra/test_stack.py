@@ -77,7 +77,7 @@ def test_two_stacks_side_by_side(own_stack: Settings, stack: Any) -> None:
 
 def test_prefect_yaml_is_deployed(own_stack: Settings) -> None:
     deployments = Orchestrator(connections(own_stack)).deployments()
-    assert set(deployments) == {"policy-change", "reconcile", "train-portfolio"}
+    assert set(deployments) == {"policy-change", "reconcile", "train-portfolio", "task-merging"}
     train = deployments["train-portfolio"]
     assert train["parameters"]["recipe"] == "infra/portfolios/digits.yaml"
     schedule = train["schedules"][0]

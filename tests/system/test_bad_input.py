@@ -169,6 +169,30 @@ def test_different_architectures_are_refused(
     assert "different architectures" in ended.sentence
 
 
+def test_a_portfolio_without_its_public_start_is_merged_only_by_what_needs_none(
+    own_portfolio: Callable[..., PortfolioManifest],
+    change_policy: Change,
+    remerge: Remerge,
+    s3: Any,
+    region: str,
+) -> None:
+    """As trained by a version that did not keep it."""
+    before = own_portfolio()
+    ended = remerge(
+        *("policy", "set", "--region", region, "--epsilon", "2.5", "--delta", "1e-5", "--yes"),
+        *("--portfolio", before.reference, "--merge", "ties"),
+    )
+    assert ended.returncode == 1
+    assert "train the portfolio again with `remerge train`" in ended.stderr
+    assert len(ended.stderr.strip().splitlines()) == 1
+    assert keys_of(s3, f"policies/{region}/") == []
+    flow = change_policy(epsilon=2.5, portfolio=before.reference, merge="ties")
+    assert not flow.succeeded
+    assert "train the portfolio again with `remerge train`" in flow.sentence
+    assert keys_of(s3, f"regions/{region}/") == []
+    assert change_policy(epsilon=2.5, portfolio=before.reference, merge="average").succeeded
+
+
 def test_a_policy_of_another_relation_is_refused(change_policy: Change) -> None:
     ended = change_policy(epsilon=1.5, neighboring_relation="add_or_remove_one")
     assert not ended.succeeded

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from accounting.budget import NeighboringRelation, PrivacyBudget
 from accounting.certificate import Certificate
 from accounting.plan import Plan
 from accounting.solver import solve
+from accounting.task_sets import solve_tasks
 from accounting.trajectory import Candidate, ParentStep, Segment, Trajectory
 from infra.canonical import canonical_json, sha256_hex
 from infra.documents import Draw, LedgerEntry, Policy, PortfolioManifest, release_id_of
@@ -21,7 +22,10 @@ from tasks import drawing, promotion
 from tasks.candidates import LoadedCandidate
 from tasks.certifying import certify
 from tasks.cumulative import figures_after
+from tasks.merging import needs
 from tasks.past import past_of
+from tasks.policy_merges import options_of
+from tasks.release_merging import Material
 from tasks.report import release_files, release_manifest
 from tasks.validation import Verdict
 from tasks.verifying import Evidence
@@ -42,6 +46,11 @@ class Kind:
     relation: NeighboringRelation = REPLACE
     run: Mapping[str, Any]
     scores: Mapping[str, float] | None = None
+    tasks: Mapping[str, str] = field(default_factory=dict)  # by candidate, of several tasks
+
+    def data_digest_of(self, candidate: str) -> str:
+        """Of the private rows: each task has its own."""
+        return "d" * 64 if candidate not in self.tasks else sha256_hex(self.tasks[candidate].encode())
 
 
 KINDS = {
@@ -114,7 +123,24 @@ KINDS = {
         run={},
         scores={"c0": 0.9, "c1": 0.8, "c2": 0.1},
     ),
+    "operator": Kind(
+        bound="joint",
+        noises=(16.0, 24.0, 32.0),
+        epsilon=2.0,
+        policy={"merge": "ties", "merge_options": {"density": 0.4, "scale": 1.0, "normalize": True}},
+        run={},
+    ),
+    "tasks": Kind(
+        bound="parallel_tasks",
+        noises=(16.0, 24.0, 32.0),
+        epsilon=2.0,
+        policy={"neighboring_relation": "add_or_remove_one"},
+        run={},
+        relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+        tasks={"c0": "left", "c1": "right", "c2": "right"},
+    ),
 }
+START = safetensors.numpy.save({"weight": np.array([0.5, -0.25, 1.0], dtype=np.float32)})
 
 
 def trajectory(name: str, noise: float, kind: Kind) -> Trajectory:
@@ -140,7 +166,7 @@ def trajectory(name: str, noise: float, kind: Kind) -> Trajectory:
         lineage="patients",
         unit="record",
         neighboring_relation=kind.relation,
-        data_digest="d" * 64,
+        data_digest=kind.data_digest_of(name),
         initialisation_digest="e" * 64,
         feature_radius=1.0,
         n_max=100,
@@ -154,10 +180,7 @@ def evidence_of(kind: Kind) -> tuple[Certificate, Evidence]:
     """A certificate with every document that it speaks of."""
     runs = {f"c{i}": trajectory(f"c{i}", noise, kind) for i, noise in enumerate(kind.noises)}
     stored = {name: canonical_json(run.to_dict()) for name, run in runs.items()}
-    models = {
-        name: safetensors.numpy.save({"weight": np.full(3, math.pi * i, dtype=np.float32)})
-        for i, name in enumerate(runs)
-    }
+    models = {name: _model(i, kind.tasks.get(name)) for i, name in enumerate(runs)}
     portfolio = _portfolio(kind, stored, models)
     policy = Policy.from_fields(
         {
@@ -174,6 +197,7 @@ def evidence_of(kind: Kind) -> tuple[Certificate, Evidence]:
     )
     candidates = [Candidate(name=name, trajectory=run) for name, run in runs.items()]
     plan = _plan(kind, policy, candidates)
+    material = Material(start=START)
     release_id = release_id_of(policy, portfolio)
     draw = drawing.draw(release_id, plan.outcomes) if len(plan.outcomes) > 1 else None
     consulted = tuple(kind.scores or ())
@@ -182,7 +206,7 @@ def evidence_of(kind: Kind) -> tuple[Certificate, Evidence]:
     before = _entry(
         by_noise,
         portfolio,
-        _plan(replace(kind, scores=None, epsilon=50.0), by_noise, old),
+        _plan(replace(kind, scores=None, epsilon=50.0, tasks={}), by_noise, old),
         old,
         draw=None,
         release_id="f" * 64,
@@ -196,7 +220,7 @@ def evidence_of(kind: Kind) -> tuple[Certificate, Evidence]:
     loaded = {
         name: LoadedCandidate(name=name, model=models[name], trajectory=run) for name, run in runs.items()
     }
-    model = promotion.merge(plan, draw, loaded)
+    model = promotion.merge(plan, draw, loaded, material)
     files = release_files(model, certificate, draw)
     return certificate, Evidence(
         certificate=files["certificate.json"],
@@ -207,6 +231,7 @@ def evidence_of(kind: Kind) -> tuple[Certificate, Evidence]:
         draw=draw,
         model=model,
         candidates=models,
+        material=material,
         ledger=(
             before,
             _entry(
@@ -224,11 +249,24 @@ def evidence_of(kind: Kind) -> tuple[Certificate, Evidence]:
     )
 
 
+def _model(number: int, task: str | None) -> bytes:
+    values = np.full(3, math.pi * number, dtype=np.float32)
+    if task is None:
+        return safetensors.numpy.save({"weight": values})
+    return safetensors.numpy.save({"trunk.weight": values, f"heads.{task}.weight": -values})
+
+
 def _plan(kind: Kind, policy: Policy, candidates: list[Candidate]) -> Plan:
+    budget = PrivacyBudget(epsilon=kind.epsilon, delta=1e-5)
+    if kind.tasks:
+        return solve_tasks(budget, candidates, kind.tasks, relation=kind.relation, records="disjoint")
     return solve(
-        PrivacyBudget(epsilon=kind.epsilon, delta=1e-5),
+        budget,
         candidates,
         relation=kind.relation,
+        merge=policy.merge,
+        merge_options=options_of(policy),
+        set_size=needs(policy.merge).models,
         mechanisms=policy.mechanisms,
         selection=policy.selection,
         realised_epsilon_cap=policy.realised_epsilon_cap,
@@ -238,6 +276,18 @@ def _plan(kind: Kind, policy: Policy, candidates: list[Candidate]) -> Plan:
 
 def _portfolio(kind: Kind, stored: Mapping[str, bytes], models: Mapping[str, bytes]) -> PortfolioManifest:
     split = {"rows": 10, "digest": "1" * 64}
+    data = {
+        "loader": "module:function",
+        "split_rule": "a rule",
+        "private": {**split, "rows": None},
+        "public_train": split,
+        "public_gate": split,
+    }
+    group = {
+        "tasks": dict(kind.tasks),
+        "records": "disjoint",
+        "task_data": dict.fromkeys(set(kind.tasks.values()), data),
+    }
     return PortfolioManifest.from_fields(
         {
             "name": VERSIONED,
@@ -247,13 +297,7 @@ def _portfolio(kind: Kind, stored: Mapping[str, bytes], models: Mapping[str, byt
             "unit": "record",
             "neighboring_relation": kind.relation.value,
             "recipe_digest": "2" * 64,
-            "data": {
-                "loader": "module:function",
-                "split_rule": "a rule",
-                "private": {**split, "rows": None},
-                "public_train": split,
-                "public_gate": split,
-            },
+            "data": data,
             "network": {"factory": "module:function"},
             "initialisation_digest": "e" * 64,
             "feature_radius": 1.0,
@@ -270,6 +314,7 @@ def _portfolio(kind: Kind, stored: Mapping[str, bytes], models: Mapping[str, byt
                 }
                 for number, (name, content) in enumerate(stored.items(), start=1)
             ],
+            **(group if kind.tasks else {}),
         },
         "manifest",
     )

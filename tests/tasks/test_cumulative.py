@@ -53,9 +53,12 @@ def plan_of(mechanism: Mechanism, epsilon: float) -> Plan:
 class Book:
     """A ledger under construction."""
 
-    def __init__(self, candidates: Sequence[Candidate] = CANDIDATES) -> None:
+    def __init__(
+        self, candidates: Sequence[Candidate] = CANDIDATES, relation: NeighboringRelation = RELATION
+    ) -> None:
         self.entries: list[LedgerEntry] = []
         self.candidates = candidates
+        self.relation = relation.value
 
     def add(
         self,
@@ -75,7 +78,7 @@ class Book:
                 policy=cast(Any, SimpleNamespace(region=region, selection="noise")),
                 manifest=cast(
                     Any,
-                    SimpleNamespace(lineage="patients", neighboring_relation="replace_one", unit="record"),
+                    SimpleNamespace(lineage="patients", neighboring_relation=self.relation, unit="record"),
                 ),
                 plan=plan,
                 candidates=self.candidates,
@@ -244,7 +247,11 @@ def test_a_draw_counts_as_made_once_somebody_may_have_seen_it() -> None:
     runs = [candidate("a", 2 * math.sqrt(20) / 0.8, 1.0), candidate("b", 2 * math.sqrt(20) / 0.8, 1.0)]
     assert runs[0].trajectory.steps == 20
     one: Any = SimpleNamespace(
-        outcomes={"a": 0.5, "b": 0.5}, consulted=(), merged_weights=lambda name: {name: 1.0}
+        mechanism=Mechanism.RANDOM_SELECTION,
+        outcomes={"a": 0.5, "b": 0.5},
+        consulted=(),
+        records=None,
+        merged_weights=lambda name: {name: 1.0},
     )
     other = solve(
         PrivacyBudget(epsilon=30.0, delta=DELTA),

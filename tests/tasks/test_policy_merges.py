@@ -176,7 +176,7 @@ def manifest_of(tasks: dict[str, str] | None) -> PortfolioManifest:
         group = {
             "tasks": tasks,
             "records": "disjoint",
-            "task_data": {task: data for task in set(tasks.values())},
+            "task_data": dict.fromkeys(set(tasks.values()), data),
         }
     return PortfolioManifest.from_fields(
         {

@@ -33,6 +33,9 @@ DOCUMENTS = {
     "candidates": "only the portfolio's manifest knows versions and digests of models",
     "cumulative": "only the ledger knows what else was released",
     "merge_rule": "words for people, fixed by the pipeline of policies",
+    "merge": "only the policy's document knows the operator, and the bound is the same for each",
+    "merge_options": "only the policy's document knows them, and the bound is the same whatever they are",
+    "tasks": "only the portfolio's manifest knows their names",
     "fresh_noise": "what is added to a merge that the joint release covers changes no number; policies forbid it",
 }
 
