@@ -19,7 +19,9 @@ COMMAND = "remerge experiment dp-merging"
 LIBRARIES = ("numpy", "opacus", "torch")
 
 
-def run_experiment(out: Console, *, page: Path | None, is_quick: bool, seeds: int | None, only: str | None) -> None:
+def run_experiment(
+    out: Console, *, page: Path | None, is_quick: bool, seeds: int | None, only: str | None
+) -> None:
     """Do what is left of the experiment, and write its page with figures beside it.
 
     Args:

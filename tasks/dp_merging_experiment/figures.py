@@ -76,9 +76,7 @@ def png(figure: Figure) -> bytes:
 def _line(
     panel: Axes, results: Results, setting: Setting, family: Family, method: str, number, factor: float, style
 ) -> None:  # type: ignore[no-untyped-def]
-    found = [
-        over_seeds(results, setting, family, method, epsilon, number) for epsilon in setting.epsilons
-    ]
+    found = [over_seeds(results, setting, family, method, epsilon, number) for epsilon in setting.epsilons]
     panel.errorbar(
         setting.epsilons,
         [factor * one.mean for one in found],

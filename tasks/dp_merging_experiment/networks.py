@@ -13,7 +13,7 @@ _PERCEPTRON = "tasks.dp_merging_experiment.networks:perceptron_trunk"
 
 
 def perceptron_trunk(features: int, hidden: int, width: int) -> nn.Module:
-    """Two linear layers: (rows, ...), flattened to (rows, features) -> (rows, width). It ends in tanh, before the heads."""
+    """Two linear layers, each with tanh: (rows, ...), flattened to (rows, features), -> (rows, width)."""
     from torch import nn  # late: importing torch takes seconds
 
     require_counts(_PERCEPTRON, features=features, hidden=hidden, width=width)

@@ -76,9 +76,7 @@ def experiment_page(
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _setting(
-    setting: Setting, results: Results, split_rules: Mapping[tuple[str, str], str]
-) -> list[str]:
+def _setting(setting: Setting, results: Results, split_rules: Mapping[tuple[str, str], str]) -> list[str]:
     lines = ["## Setting", ""]
     for family in setting.families:
         start = results.starts[family.name, setting.seeds[0]]
@@ -126,8 +124,14 @@ def _setting(
         "experiment gives other last digits.",
         "",
         table(
-            ("tasks", "method", "learning rate", "radius", "anchor")
-            + tuple(f"noise at epsilon {epsilon:g}" for epsilon in setting.epsilons),
+            (
+                "tasks",
+                "method",
+                "learning rate",
+                "radius",
+                "anchor",
+                *(f"noise at epsilon {epsilon:g}" for epsilon in setting.epsilons),
+            ),
             [
                 (
                     family.name,
@@ -149,7 +153,7 @@ def _setting(
         "--tune`: trial runs of a seed of their own at epsilon 2, compared by the mean accuracy of the averaged model "
         "(options: of that operator's) on the public rows that are looked at; the ablations take the numbers of the "
         "method that they cut. Trials train on the private rows, so with rows that are really private this search "
-        "would have to be paid for, or be made on public rows. Operators merge the trunks; every head is kept. Options:",
+        "would have to be paid for, or be made on public rows. Operators merge trunks; heads are kept. Options:",
         "",
     ]
     for family in setting.families:
@@ -166,9 +170,7 @@ def _setting(
     return [*lines, ""]
 
 
-def _family(
-    setting: Setting, results: Results, family: Family, figures: tuple[str, str] | None
-) -> list[str]:
+def _family(setting: Setting, results: Results, family: Family, figures: tuple[str, str] | None) -> list[str]:
     lines = [f"## {family.title}", ""]
     if figures is not None:
         lines += [f"![Accuracy of merges over the budget]({figures[0]})", ""]
@@ -186,7 +188,13 @@ def _family(
         "the same starts. **Bold**: the interval leaves 0 out.",
         "",
         table(
-            ("operator", "epsilon", *(method.title for method in main), "paired - naive", "zero-cost - naive"),
+            (
+                "operator",
+                "epsilon",
+                *(method.title for method in main),
+                "paired - naive",
+                "zero-cost - naive",
+            ),
             [
                 (
                     operator.name,
@@ -218,7 +226,13 @@ def _family(
         "Points of accuracy that a task loses on average when its own model is replaced by the merge.",
         "",
         table(
-            ("operator", "epsilon", *(method.title for method in main), "paired - naive", "zero-cost - naive"),
+            (
+                "operator",
+                "epsilon",
+                *(method.title for method in main),
+                "paired - naive",
+                "zero-cost - naive",
+            ),
             [
                 (
                     name,
@@ -228,9 +242,7 @@ def _family(
                         for method in main
                     ),
                     *(
-                        _points(
-                            difference(results, setting, family, (other, NAIVE), epsilon, gap_by(name))
-                        )
+                        _points(difference(results, setting, family, (other, NAIVE), epsilon, gap_by(name)))
                         for other in (PAIRED, ZERO_COST)
                     ),
                 )
@@ -251,9 +263,7 @@ def _family(
                     method.title,
                     *(
                         _percent(
-                            over_seeds(
-                                results, setting, family, method.name, epsilon, merged_by(operator)
-                            )
+                            over_seeds(results, setting, family, method.name, epsilon, merged_by(operator))
                         )
                         for epsilon in setting.epsilons
                     ),
@@ -271,9 +281,7 @@ def _family(
                 (
                     words,
                     *(
-                        _points(
-                            difference(results, setting, family, pair, epsilon, merged_by("average"))
-                        )
+                        _points(difference(results, setting, family, pair, epsilon, merged_by("average")))
                         for epsilon in setting.epsilons
                     ),
                 )
@@ -348,8 +356,7 @@ def _one_task(
     for method in MAIN:
         groups = [results.groups[family.name, method, epsilon, seed] for seed in setting.seeds]
         values = [
-            group.own[task].accuracy if operator is None else group.merged[operator][task]
-            for group in groups
+            group.own[task].accuracy if operator is None else group.merged[operator][task] for group in groups
         ]
         found.append(_percent(Spread.of(values)))
     return found
@@ -369,7 +376,7 @@ def _limits(setting: Setting, results: Results) -> list[str]:
         "- Networks of ten thousand parameters trained from a weak start for some dozen steps are not the paper's "
         "large pre-trained models: here noise moves a model as far as learning does. Nothing follows for other sizes.",
         "- One set of hyper-parameters for all budgets, from one small search; another search could move any column.",
-        "- An interval over few seeds that leaves 0 out by chance is to be expected about once in twenty tables' cells.",
+        "- About one interval in twenty leaves 0 out by chance, in a table too.",
         "- The rows are published data sets, which is why accuracies of private models may be printed at all: no "
         "certificate covers a page like this.",
         "",

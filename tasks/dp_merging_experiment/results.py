@@ -88,9 +88,7 @@ def gathered(setting: Setting, store: Store) -> Results:
         for run in scoring.runs:
             found = _result(store, RUNS, run.key)
             own[run.task.name] = TaskResult(**{name: found[name] for name in TaskResult.__slots__})
-        merges = {
-            one.name: _result(store, MERGES, scoring.key(one)) for one in scoring.family.operators
-        }
+        merges = {one.name: _result(store, MERGES, scoring.key(one)) for one in scoring.family.operators}
         groups[scoring.family.name, scoring.method.name, scoring.epsilon, scoring.seed] = GroupResult(
             own=own,
             merged={name: one["test"] for name, one in merges.items()},
@@ -115,5 +113,7 @@ def _start(start: Start, store: Store) -> StartResult:
 def _result(store: Store, kind: str, key: str) -> dict[str, object] | dict:  # type: ignore[type-arg]
     found = store.result(kind, key)
     if found is None:
-        raise Unfinished("The experiment is not finished; run the same command again, what is finished is kept.")
+        raise Unfinished(
+            "The experiment is not finished; run the same command again, what is finished is kept."
+        )
     return found

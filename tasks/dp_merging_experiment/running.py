@@ -33,9 +33,7 @@ def make_start(start: Start, store: Store) -> None:
     from tasks.validation import accuracy
 
     family = start.family
-    rows = {
-        task.name: task_rows(family, task, test_rows=10**9, with_private=False) for task in family.tasks
-    }
+    rows = {task.name: task_rows(family, task, test_rows=10**9, with_private=False) for task in family.tasks}
     from dataclasses import replace
 
     joined = joined_splits(

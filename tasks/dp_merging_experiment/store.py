@@ -33,7 +33,10 @@ class Store:
         try:
             document = strict_json(self._file(kind, key, "json").read_bytes())
             found: dict[str, Any] = document["result"]
-            if document["model_sha256"] is not None and self._model(kind, key, document["model_sha256"]) is None:
+            if (
+                document["model_sha256"] is not None
+                and self._model(kind, key, document["model_sha256"]) is None
+            ):
                 return None
         except (OSError, ValueError, KeyError, TypeError):
             return None

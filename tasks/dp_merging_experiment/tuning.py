@@ -19,11 +19,10 @@ from tasks.dp_merging_experiment.store import Store
 SEEDS = (101,)
 EPSILON = 2.0
 LEARNING_RATES = (0.5, 1.0, 2.0, 4.0)
-STEPS = (  # learning rate, radius, anchor: of both kinds of ascent
-    (1.0, 0.1, 0.0025),
-    (2.0, 0.1, 0.0025),
-    (2.0, 0.1, 0.01),
-    (2.0, 0.5, 0.0025),
+STEPS = tuple(  # learning rate, radius, anchor: of both kinds of ascent
+    (rate, radius, anchor)
+    for rate in (0.5, 1.0, 2.0)
+    for radius, anchor in ((0.1, 0.0025), (0.1, 0.01), (0.5, 0.0025))
 )
 OPERATORS = (
     Operator(name="average"),
@@ -51,9 +50,7 @@ class Trial:
 
 def trials(family: Family) -> Family:
     """The family with every method that is tried, and every operator."""
-    naive = [
-        Method(name=f"naive-{rate:g}", title="naive", learning_rate=rate) for rate in LEARNING_RATES
-    ]
+    naive = [Method(name=f"naive-{rate:g}", title="naive", learning_rate=rate) for rate in LEARNING_RATES]
     climbing = [
         Method(
             name=f"{ascent}-{rate:g}-{radius:g}-{anchor:g}",
@@ -105,6 +102,10 @@ def found(setting: Setting, store: Store) -> list[Trial]:
 def best(rows: Sequence[Trial], family: str, title: str, operator: str) -> Trial:
     """The best trial of an operator's name among the methods of one title."""
     return max(
-        (one for one in rows if (one.family, one.method.title, one.operator.name) == (family, title, operator)),
+        (
+            one
+            for one in rows
+            if (one.family, one.method.title, one.operator.name) == (family, title, operator)
+        ),
         key=lambda one: one.accuracy,
     )

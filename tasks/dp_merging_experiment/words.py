@@ -90,8 +90,7 @@ def _all_budgets(
     setting: Setting, results: Results, family: Family, method: str, number: Number
 ) -> list[Difference]:
     return [
-        difference(results, setting, family, (method, NAIVE), epsilon, number)
-        for epsilon in setting.epsilons
+        difference(results, setting, family, (method, NAIVE), epsilon, number) for epsilon in setting.epsilons
     ]
 
 
@@ -121,7 +120,9 @@ def _own(setting: Setting, results: Results, family: Family) -> str:
     for method in (PAIRED, ZERO_COST):
         found = _all_budgets(setting, results, family, method, lambda group: group.own_mean())
         mean = sum(one.mean for one in found) / len(found)
-        parts.append(f"{family.method(method).title} {_direction(found)} ({100 * mean:+.1f} points on average)")
+        parts.append(
+            f"{family.method(method).title} {_direction(found)} ({100 * mean:+.1f} points on average)"
+        )
     return "The tasks' own accuracy, beside naive DP-SGD's: " + "; ".join(parts) + "."
 
 
@@ -147,4 +148,6 @@ def _best(setting: Setting, results: Results, family: Family, epsilon: float) ->
         operator = best_operator(results, setting, family, method, epsilon)
         mean = over_seeds(results, setting, family, method, epsilon, merged_by(operator)).mean
         parts.append(f"{family.method(method).title} {100 * mean:.1f} % ({operator})")
-    return f"The best operator of each at epsilon {epsilon:g}, picked after the fact: " + ", ".join(parts) + "."
+    return (
+        f"The best operator of each at epsilon {epsilon:g}, picked after the fact: " + ", ".join(parts) + "."
+    )
