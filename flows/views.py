@@ -82,6 +82,8 @@ def print_policy(console: Console, settings: Settings, region: str) -> None:
     policy = current_policy(open_services(settings), region)
     table = Table(title=f"Policy {policy.serial} of {region}", show_header=False, title_justify="left")
     for name, value in policy.model_dump(mode="json").items():
+        if name == "mechanisms" and policy.merge != "linear":
+            value = f"not asked: {policy.merge} merges several candidates"
         if isinstance(value, dict):
             value = ", ".join(f"{option}={setting}" for option, setting in sorted(value.items()))
         table.add_row(name, ", ".join(value) if isinstance(value, list) else str(value))

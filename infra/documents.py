@@ -31,7 +31,8 @@ Merge = Literal[
     "linear", "average", "task_arithmetic", "ties", "dare", "fisher", "regmean", "pcb", "wudi", "slerp"
 ]
 Option = bool | int | float | str  # of a merge operator
-DEFAULT_MECHANISMS = ("linear_combination", "random_selection")
+MechanismName = Literal["linear_combination", "random_selection", "mixture"]
+DEFAULT_MECHANISMS: tuple[MechanismName, ...] = ("linear_combination", "random_selection")
 
 FileName = Annotated[str, Field(pattern=r"^[a-z_]+\.[a-z]+$")]  # of a release: never a path
 
@@ -47,12 +48,9 @@ class Policy(Document):
     neighboring_relation: Relation = "replace_one"
     unit: Literal["record"] = "record"
     portfolio: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}@(?:[1-9][0-9]*|latest)$")]
-    mechanisms: Annotated[
-        tuple[Literal["linear_combination", "random_selection", "mixture"], ...], Field(min_length=1)
-    ] = DEFAULT_MECHANISMS
-    merge: Merge = (
-        "linear"  # with another one no mechanism is asked: what it makes of several candidates is released
-    )
+    mechanisms: Annotated[tuple[MechanismName, ...], Field(min_length=1)] = DEFAULT_MECHANISMS
+    # With another one than linear no mechanism is asked: what it makes of several candidates is released.
+    merge: Merge = "linear"
     merge_options: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,62}$")], Option] = Field(
         default_factory=dict
     )  # of the operator, see tasks.merging.checked_options

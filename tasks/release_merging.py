@@ -17,7 +17,7 @@ import numpy as np
 
 from accounting.plan import Mechanism
 from infra.documents import NetworkRecord, PortfolioManifest
-from infra.tensor_file import FLOATS, NotSafetensors, read_layout, widened
+from infra.tensor_file import FLOATS, NotSafetensors, TensorPlace, read_layout, widened
 from tasks import merging
 from tasks.policy_merges import Claim
 from tasks.registry import fetch_public_start
@@ -132,15 +132,10 @@ def relative_difference(one: bytes, other: bytes) -> float:
     Returns:
         Infinity where the files differ in anything but the values of floating-point tensors, or are not finite.
     """
-    places = []
-    for content in (one, other):
-        try:
-            places.append(
-                read_layout(lambda start, length, c=content: c[start : start + length], len(content))
-            )  # type: ignore[misc]
-        except NotSafetensors:
-            return math.inf
-    first, second = places
+    try:
+        first, second = _layout(one), _layout(other)
+    except NotSafetensors:
+        return math.inf
     if first != second:
         return math.inf
     largest = 0.0
@@ -156,6 +151,10 @@ def relative_difference(one: bytes, other: bytes) -> float:
         apart = float(np.abs(x - y).max(initial=0.0))
         largest = max(largest, apart / scale if scale > 0 else (math.inf if apart > 0 else 0.0))
     return largest
+
+
+def _layout(content: bytes) -> dict[str, TensorPlace]:
+    return read_layout(lambda start, length: content[start : start + length], len(content))
 
 
 @contextmanager
