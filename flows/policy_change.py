@@ -19,6 +19,7 @@ from flows.policy_steps import (
     Outcome,
     check_on_public_rows,
     consult_scores,
+    diagnose_tasks,
     import_libraries,
     leave_artifact,
     load_candidates,
@@ -198,7 +199,8 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
         return overtaken
     sentence = report.one_sentence(policy, certificate, draw, verdict)
     shown = {**files, "report.md": page.encode()}
-    version = register(services, policy, manifest, certificate, verdict, shown, sentence)
+    diagnosis = diagnose_tasks(manifest, plan, loaded, model, start)
+    version = register(services, policy, manifest, certificate, verdict, shown, sentence, diagnosis)
     release = report.release_manifest(
         policy,
         manifest,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -29,6 +29,9 @@ from tasks.candidates import LoadedCandidate
 from tasks.past import Past
 from tasks.services import Services
 from tasks.validation import Verdict
+
+if TYPE_CHECKING:
+    from tasks.diagnostics import Diagnosis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +213,22 @@ def check_on_public_rows(
 
 
 @step
+def diagnose_tasks(
+    manifest: PortfolioManifest,
+    plan: Plan,
+    loaded: dict[str, LoadedCandidate],
+    model: bytes,
+    start: bytes | None,
+) -> Diagnosis | None:
+    """How the merge of several tasks went, for people; None for a portfolio of one task."""
+    if manifest.tasks is None or start is None:
+        return None
+    from tasks.merge_diagnosis import diagnose_merge
+
+    return diagnose_merge(manifest, {name: loaded[name].model for name in plan.weights}, model, start)
+
+
+@step
 def register(
     services: Services,
     policy: Policy,
@@ -218,8 +237,10 @@ def register(
     verdict: Verdict,
     files: dict[str, bytes],
     sentence: str,
+    diagnosis: Diagnosis | None,
 ) -> int:
     """Make the merged model a version of `<portfolio>-<region>` in MLflow."""
+    from tasks.diagnostics import pages
     from tasks.merged_models import register_merge
     from tasks.policy_merges import merge_in_words
 
@@ -228,7 +249,7 @@ def register(
         portfolio=manifest.name,
         region=policy.region,
         release_id=certificate.release_id,
-        files=files,
+        files=files if diagnosis is None else {**files, **pages(diagnosis)},
         parameters={
             "policy": f"{policy.region}/{policy.serial}",
             "portfolio": manifest.reference,
@@ -248,6 +269,7 @@ def register(
             "epsilon": certificate.epsilon,
             "gate_accuracy": verdict.accuracy,
             **{f"gate_accuracy_{task}": share for task, share in verdict.by_task.items()},
+            **({} if diagnosis is None else diagnosis.metrics()),
         },
         tags={"remerge.policy_serial": str(policy.serial)},
         description=sentence,

@@ -40,8 +40,12 @@ class Material:
 
 
 def public_start(client: MlflowClient, manifest: PortfolioManifest, operator: str) -> bytes | None:
-    """The public initial parameters, where an operator needs them; errors as `fetch_public_start`."""
-    return fetch_public_start(client, manifest) if merging.needs(operator).base else None
+    """The public initial parameters, where an operator needs them, or tasks are compared with where they started.
+
+    Errors as `fetch_public_start`.
+    """
+    wanted = merging.needs(operator).base or manifest.tasks is not None
+    return fetch_public_start(client, manifest) if wanted else None
 
 
 def public_statistics(
