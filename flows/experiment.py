@@ -47,3 +47,24 @@ def mnist(
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(text, encoding="utf-8")
     out.print(f"wrote {page}", highlight=False, soft_wrap=True)
+
+
+@app.command("dp-merging")
+def dp_merging(
+    page: Annotated[Path | None, typer.Option(help="the page to write, figures beside it")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="two seeds and two budgets: a few minutes")] = False,
+    seeds: Annotated[int | None, typer.Option(help="fewer seeds than five, at least two")] = None,
+    only: Annotated[str | None, typer.Option(help="images or texts alone")] = None,
+    tune: Annotated[bool, typer.Option("--tune", help="show how the settings were chosen instead")] = False,
+) -> None:
+    """DP-Merging against plain DP-SGD on real tasks, and a page of it; needs no services.
+
+    Killed, it goes on where it was when it is run again: every finished run is kept in the cache folder, with its
+    model.
+    """
+    from flows.experiment_dp_merging import run_experiment, run_tuning
+
+    if tune:
+        run_tuning(out, only=only)
+    else:
+        run_experiment(out, page=page, is_quick=quick, seeds=seeds, only=only)

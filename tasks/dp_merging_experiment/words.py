@@ -1,0 +1,153 @@
+"""What the numbers say, in sentences that follow from them alone."""
+
+from __future__ import annotations
+
+from tasks.dp_merging_experiment.results import Results
+from tasks.dp_merging_experiment.setting import (
+    NAIVE,
+    NO_ANCHOR,
+    NO_FLATNESS,
+    PAIRED,
+    ZERO_COST,
+    Family,
+    Setting,
+)
+from tasks.dp_merging_experiment.summary import (
+    Difference,
+    Number,
+    Tally,
+    best_operator,
+    difference,
+    gap_by,
+    mean_of,
+    merged_by,
+    over_seeds,
+    tally,
+)
+
+
+def in_short(setting: Setting, results: Results, family: Family) -> list[str]:
+    """Where the gains appear in a family, and where they do not."""
+    first, last = setting.epsilons[0], setting.epsilons[-1]
+    sentences = []
+    for method in (PAIRED, ZERO_COST):
+        found = tally(results, setting, family, (method, NAIVE))
+        sentences.append(comparison(family.method(method).title, found))
+        if found.better or found.worse:
+            sentences.append(_where(setting, results, family, method))
+    sentences.append(_sharpness_and_drift(setting, results, family))
+    sentences.append(_gap(setting, results, family))
+    sentences.append(_own(setting, results, family))
+    sentences.append(_ablation(setting, results, family))
+    for epsilon in (first, last):
+        sentences.append(_best(setting, results, family, epsilon))
+    return sentences
+
+
+def comparison(title: str, found: Tally) -> str:
+    """How often a method's merges are above naive DP-SGD's."""
+    verdict = (
+        "a gain"
+        if found.better > found.worse and found.better >= found.total / 2
+        else "a loss"
+        if found.worse > found.better and found.worse >= found.total / 2
+        else "no clear gain or loss"
+    )
+    return (
+        f"{title}: {verdict} over naive DP-SGD: its merges are better in {found.better} of {found.total} pairs of "
+        f"operator and budget, worse in {found.worse} and undecided in {found.undecided}, by "
+        f"{100 * found.mean:+.1f} points on average."
+    )
+
+
+def _where(setting: Setting, results: Results, family: Family, method: str) -> str:
+    by_budget = []
+    for epsilon in setting.epsilons:
+        found = Tally.of(
+            [
+                difference(results, setting, family, (method, NAIVE), epsilon, merged_by(one.name))
+                for one in family.operators
+            ]
+        )
+        by_budget.append(
+            f"{100 * found.mean:+.1f} points at epsilon {epsilon:g} ({found.better} better, {found.worse} worse)"
+        )
+    return "By budget, over the operators: " + ", ".join(by_budget) + "."
+
+
+def _sharpness_and_drift(setting: Setting, results: Results, family: Family) -> str:
+    parts = []
+    for method in (PAIRED, ZERO_COST):
+        words = [
+            f"{name} {_direction(_all_budgets(setting, results, family, method, mean_of(name)))}"
+            for name in ("sharpness", "drift")
+        ]
+        parts.append(f"{family.method(method).title}: {' and '.join(words)}")
+    return "Beside naive DP-SGD, of the tasks' own models, " + "; ".join(parts) + "."
+
+
+def _all_budgets(
+    setting: Setting, results: Results, family: Family, method: str, number: Number
+) -> list[Difference]:
+    return [
+        difference(results, setting, family, (method, NAIVE), epsilon, number) for epsilon in setting.epsilons
+    ]
+
+
+def _direction(found: list[Difference]) -> str:
+    """How a number differs over the budgets."""
+    signs = [one.sign for one in found]
+    lower, higher, total = signs.count(-1), signs.count(1), len(signs)
+    if lower == total:
+        return "is lower at every budget"
+    if higher == total:
+        return "is higher at every budget"
+    if not (lower or higher):
+        return "does not differ beyond its scatter"
+    return f"is lower at {lower}, higher at {higher} and undecided at {total - lower - higher} of {total} budgets"
+
+
+def _gap(setting: Setting, results: Results, family: Family) -> str:
+    parts = [
+        f"{family.method(method).title} {_direction(_all_budgets(setting, results, family, method, gap_by('average')))}"
+        for method in (PAIRED, ZERO_COST)
+    ]
+    return "The merge gap of averaging, beside naive DP-SGD's: " + "; ".join(parts) + "."
+
+
+def _own(setting: Setting, results: Results, family: Family) -> str:
+    parts = []
+    for method in (PAIRED, ZERO_COST):
+        found = _all_budgets(setting, results, family, method, lambda group: group.own_mean())
+        mean = sum(one.mean for one in found) / len(found)
+        parts.append(
+            f"{family.method(method).title} {_direction(found)} ({100 * mean:+.1f} points on average)"
+        )
+    return "The tasks' own accuracy, beside naive DP-SGD's: " + "; ".join(parts) + "."
+
+
+def _ablation(setting: Setting, results: Results, family: Family) -> str:
+    parts = []
+    for words, pair in (
+        ("the anchor added to the paired method", (PAIRED, NO_ANCHOR)),
+        ("paired flatness added to the anchor", (PAIRED, NO_FLATNESS)),
+        ("zero-cost flatness added to the anchor", (ZERO_COST, NO_FLATNESS)),
+        ("the anchor alone added to naive DP-SGD", (NO_FLATNESS, NAIVE)),
+    ):
+        found = tally(results, setting, family, pair)
+        parts.append(
+            f"{words} changes merged accuracy by {100 * found.mean:+.1f} points on average ({found.better} of "
+            f"{found.total} better, {found.worse} worse)"
+        )
+    return "Ablation: " + "; ".join(parts) + "."
+
+
+def _best(setting: Setting, results: Results, family: Family, epsilon: float) -> str:
+    parts = []
+    for method in (NAIVE, PAIRED, ZERO_COST):
+        operator = best_operator(results, setting, family, method, epsilon)
+        mean = over_seeds(results, setting, family, method, epsilon, merged_by(operator)).mean
+        parts.append(f"{family.method(method).title} {100 * mean:.1f} % ({operator})")
+    return (
+        f"The best operator of each at epsilon {epsilon:g}, picked after the fact: " + ", ".join(parts) + "."
+    )
