@@ -58,17 +58,23 @@ def run_tuning(out: Console, *, only: str | None) -> None:
     from rich.table import Table
 
     from tasks.dp_merging_experiment.store import Store
-    from tasks.dp_merging_experiment.tuning import found, tuning
+    from tasks.dp_merging_experiment.tuning import chosen, chosen_options, found, score, tuning
 
     setting = tuning(_chosen(None, only))
     store = Store.in_cache()
     _prepare(setting, out)
     _do(setting, store, out)
-    shown = Table("tasks", "method", "operator", "accuracy on public rows")
-    for one in found(setting, store):
-        options = ", ".join(f"{name} {value:g}" for name, value in one.operator.options.items())
-        shown.add_row(one.family, one.method.name, f"{one.operator.name} {options}", f"{one.accuracy:.4f}")
-    out.print(shown)
+    rows = found(setting, store)
+    for family in setting.families:
+        shown = Table("method", "mean over operators", title=family.title)
+        for method in sorted(family.methods, key=lambda one: -score(rows, family.name, one)):
+            shown.add_row(method.name, f"{score(rows, family.name, method):.4f}")
+        out.print(shown)
+        for method in chosen(rows, family.name).values():
+            out.print(f"{method.title}: {method.name}", highlight=False)
+        for operator in chosen_options(rows, family.name).values():
+            options = ", ".join(f"{name} {value:g}" for name, value in operator.options.items())
+            out.print(f"{operator.name} {options}".rstrip(), highlight=False)
 
 
 def _chosen(seeds: int | None, only: str | None) -> Setting:

@@ -56,19 +56,20 @@ def methods(learning_rates: dict[str, float], radius: float, anchor: float) -> t
     )
 
 
-def operators(scale: float, density: float, *, by_size: bool) -> tuple[Operator, ...]:
+def operators(options: dict[str, dict[str, float]], *, by_size: bool) -> tuple[Operator, ...]:
     """All operators for more than two tasks. With equal weights `linear` is `average`, byte for byte."""
-    linear = (Operator(name="linear", by_size=True),) if by_size else ()
-    return (
-        Operator(name="average"),
-        *linear,
-        Operator(name="task_arithmetic", options={"scale": scale}),
-        Operator(name="ties", options={"density": density}),
-        Operator(name="dare", options={"density": density, "scale": scale}),
-        Operator(name="fisher"),
-        Operator(name="regmean"),
-        Operator(name="pcb", options={"density": density}),
-        Operator(name="wudi"),
+    names = (
+        "average",
+        *(("linear",) if by_size else ()),
+        "task_arithmetic",
+        "ties",
+        "dare",
+        "fisher",
+        "regmean",
+    )
+    return tuple(
+        Operator(name=name, options=options.get(name, {}), by_size=name == "linear")
+        for name in (*names, "pcb", "wudi")
     )
 
 
@@ -120,8 +121,17 @@ IMAGES = Family(
     steps=80,
     sampling_probability=0.02,
     max_grad_norm=1.0,
-    methods=methods({NAIVE: 1.0, PAIRED: 1.0, ZERO_COST: 1.0}, radius=0.05, anchor=0.01),
-    operators=operators(scale=1.0, density=0.5, by_size=False),
+    methods=methods({NAIVE: 1.0, PAIRED: 0.5, ZERO_COST: 1.0}, radius=0.1, anchor=0.0025),
+    operators=operators(
+        {
+            "task_arithmetic": {"scale": 1.5},
+            "ties": {"density": 0.8},
+            "dare": {"density": 0.8, "scale": 1.5},
+            "pcb": {"density": 0.2},
+            "wudi": {"scale": 0.5, "ridge": 1.0},
+        },
+        by_size=False,
+    ),
 )
 
 TEXTS = Family(
@@ -147,8 +157,17 @@ TEXTS = Family(
     steps=80,
     sampling_probability=0.05,
     max_grad_norm=1.0,
-    methods=methods({NAIVE: 0.5, PAIRED: 0.5, ZERO_COST: 0.5}, radius=0.05, anchor=0.01),
-    operators=operators(scale=1.0, density=0.5, by_size=True),
+    methods=methods({NAIVE: 0.5, PAIRED: 0.5, ZERO_COST: 0.5}, radius=0.1, anchor=0.0025),
+    operators=operators(
+        {
+            "task_arithmetic": {"scale": 2.0},
+            "ties": {"density": 0.2},
+            "dare": {"density": 0.8, "scale": 1.5},
+            "pcb": {"density": 0.8},
+            "wudi": {"scale": 0.5, "ridge": 1.0},
+        },
+        by_size=True,
+    ),
 )
 
 SETTING = Setting(families=(IMAGES, TEXTS))

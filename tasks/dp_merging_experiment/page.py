@@ -150,10 +150,11 @@ def _setting(setting: Setting, results: Results, split_rules: Mapping[tuple[str,
         ).rstrip(),
         "",
         "Learning rate, radius, anchor and the operators' options were chosen by `remerge experiment dp-merging "
-        "--tune`: trial runs of a seed of their own at epsilon 2, compared by the mean accuracy of the averaged model "
-        "(options: of that operator's) on the public rows that are looked at; the ablations take the numbers of the "
-        "method that they cut. Trials train on the private rows, so with rows that are really private this search "
-        "would have to be paid for, or be made on public rows. Operators merge trunks; heads are kept. Options:",
+        "--tune`: trial runs from a public start of their own at epsilon 2, compared on the public rows that are "
+        "looked at, by the mean merged accuracy over operators; each operator's options are those that are best on "
+        "average over the three chosen methods, the same for all. The ablations take the numbers of the methods that "
+        "they cut. Trials train on the private rows, so with rows that are really private this search would have to "
+        "be paid for, or be made on public rows. Operators merge trunks; heads are kept. Options:",
         "",
     ]
     for family in setting.families:

@@ -99,13 +99,33 @@ def found(setting: Setting, store: Store) -> list[Trial]:
     return sorted(rows, key=lambda one: (one.family, -one.accuracy))
 
 
-def best(rows: Sequence[Trial], family: str, title: str, operator: str) -> Trial:
-    """The best trial of an operator's name among the methods of one title."""
-    return max(
-        (
-            one
+def score(rows: Sequence[Trial], family: str, method: Method) -> float:
+    """What methods are compared by: the mean over operators of the accuracy with each one's best options."""
+    best: dict[str, float] = {}
+    for one in rows:
+        if (one.family, one.method) == (family, method):
+            best[one.operator.name] = max(best.get(one.operator.name, 0.0), one.accuracy)
+    return float(np.mean(list(best.values())))
+
+
+def chosen(rows: Sequence[Trial], family: str) -> dict[str, Method]:
+    """The best method of each title: naive, same_batch, previous_gradient."""
+    methods = {one.method.name: one.method for one in rows if one.family == family}
+    best: dict[str, Method] = {}
+    for method in sorted(methods.values(), key=lambda one: score(rows, family, one)):
+        best[method.title] = method
+    return best
+
+
+def chosen_options(rows: Sequence[Trial], family: str) -> dict[str, Operator]:
+    """The options of each operator that are best on average over the chosen methods: the same for all of them."""
+    methods = chosen(rows, family).values()
+    found: dict[str, list[tuple[float, Operator]]] = {}
+    for operator in OPERATORS:
+        accuracies = [
+            one.accuracy
             for one in rows
-            if (one.family, one.method.title, one.operator.name) == (family, title, operator)
-        ),
-        key=lambda one: one.accuracy,
-    )
+            if one.family == family and one.operator == operator and one.method in methods
+        ]
+        found.setdefault(operator.name, []).append((float(np.mean(accuracies)), operator))
+    return {name: max(options, key=lambda one: one[0])[1] for name, options in found.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from accounting.errors import InvalidInput
+from tasks.data.fetching import FetchFailed
 from tasks.data.rated_text_files import (
     RATED_SETS,
     RatedTexts,
@@ -44,12 +46,14 @@ def test_the_real_sets_are_whole_and_their_parts_share_no_text(cache: Path, enco
         assert len(found.texts) == len(found.labels) == sizes[name]
         assert set(found.labels) == {0, 1}
         assert "texts" not in repr(found)
+        shares = Counter(part_of(text) for text in found.texts)
+        assert 0.55 < shares["private"] / len(found.texts) < 0.65
+    for name in ("tweets", "amazon"):
+        found = read_rated(RATED_SETS[name], cache)
         parts: dict[tuple[int, ...], str] = {}
         for text in found.texts:
             seen = tuple(encoder.tokenizer.numbers(text, LONGEST))
             assert parts.setdefault(seen, part_of(text)) == part_of(text)  # copies for the network, too
-        shares = Counter(part_of(text) for text in found.texts)
-        assert 0.55 < shares["private"] / len(found.texts) < 0.65
 
 
 def test_damaged_files_are_fetched_again(cache: Path) -> None:
@@ -59,6 +63,19 @@ def test_damaged_files_are_fetched_again(cache: Path) -> None:
     file.write_bytes(whole[:-1])
     assert len(read_rated(one, cache).texts) == 4946
     assert file.read_bytes() == whole
+
+
+def test_what_cannot_be_fetched_is_said_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(
+        FetchFailed,
+        match=r"could not be fetched from pip's vaderSentiment==3\.3\.2 \(ERROR: .*rated-texts from",
+    ):
+        fetch_rated(tmp_path)
+    assert not list((tmp_path / "rated-texts").glob("*.txt"))
 
 
 def test_a_mean_rating_of_nothing_is_left_out() -> None:
