@@ -98,13 +98,18 @@ def _chosen(seeds: int | None, only: str | None) -> Setting:
 
 
 def _prepare(setting: Setting, out: Console) -> None:
-    """Have all rows in the cache before processes ask for them, and their features computed."""
+    """Have all rows in the cache before processes ask for them, their features computed, and see that no record is
+    in two tasks or two parts: so the merge of a family is as private as its least private task."""
     from tasks.dp_merging_experiment.rows import task_rows
+    from tasks.task_groups.disjointness import require_disjoint, require_public_apart
 
     for family in setting.families:
-        for task in family.tasks:
-            task_rows(family, task, test_rows=setting.test_rows)
-        out.print(f"rows of {family.name} are there", highlight=False)
+        splits = {
+            task.name: task_rows(family, task, test_rows=setting.test_rows).splits for task in family.tasks
+        }
+        require_disjoint(splits, COMMAND)
+        require_public_apart(splits, COMMAND)
+        out.print(f"rows of {family.name} are there, and no record is in two tasks", highlight=False)
 
 
 def _do(setting: Setting, store: Store, out: Console) -> None:

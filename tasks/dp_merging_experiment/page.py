@@ -68,7 +68,7 @@ def experiment_page(
         "",
     ]
     for family in setting.families:
-        lines += [f"**{family.title}.** " + " ".join(in_short(setting, results, family)), ""]
+        lines += [f"**{family.title}**", "", *(f"- {one}" for one in in_short(setting, results, family)), ""]
     lines += _setting(setting, results, split_rules)
     for family in setting.families:
         lines += _family(setting, results, family, figures.get(family.name))
@@ -113,8 +113,9 @@ def _setting(setting: Setting, results: Results, split_rules: Mapping[tuple[str,
         "",
         "Of the public-train rows every second one is for pre-training, up to the limit; the others are looked at: "
         "hyper-parameters were chosen by them and the statistics for Fisher weighting and RegMean come from them. Of "
-        f"the public-gate rows the first {setting.test_rows:,} are the test rows. No part shares a record with "
-        "another; the loaders' checksums and `load_splits` see to that.",
+        f"the public-gate rows the first {setting.test_rows:,} are the test rows. The data are verified by checksum, "
+        "and the command refuses data in which a record is in two parts or in two tasks of a family: so a merge is "
+        "as private as the least private of its tasks (parallel composition).",
         "",
         f"Guarantee: (epsilon, {setting.delta:g}) for each task, add-or-remove-one, unit one image or one text, real-"
         "number arithmetic as everywhere. Noise is calibrated by `accounting.calibration` and every epsilon was "
@@ -274,7 +275,8 @@ def _family(setting: Setting, results: Results, family: Family, figures: tuple[s
             ],
         ).rstrip(),
         "",
-        "What a part of the method adds to averaged accuracy, in points:",
+        "What a part of the method adds to averaged accuracy, in points. Where the table of methods gives the two "
+        "compared other learning rates or noise, the difference has that in it too.",
         "",
         table(
             ("compared", *(f"epsilon {epsilon:g}" for epsilon in setting.epsilons)),

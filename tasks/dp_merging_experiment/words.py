@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 from tasks.dp_merging_experiment.results import Results
 from tasks.dp_merging_experiment.setting import (
     NAIVE,
@@ -29,19 +31,35 @@ from tasks.dp_merging_experiment.summary import (
 def in_short(setting: Setting, results: Results, family: Family) -> list[str]:
     """Where the gains appear in a family, and where they do not."""
     first, last = setting.epsilons[0], setting.epsilons[-1]
-    sentences = []
+    sentences = [_start(setting, results, family)]
     for method in (PAIRED, ZERO_COST):
         found = tally(results, setting, family, (method, NAIVE))
-        sentences.append(comparison(family.method(method).title, found))
+        said = comparison(family.method(method).title, found)
         if found.better or found.worse:
-            sentences.append(_where(setting, results, family, method))
-    sentences.append(_sharpness_and_drift(setting, results, family))
-    sentences.append(_gap(setting, results, family))
-    sentences.append(_own(setting, results, family))
-    sentences.append(_ablation(setting, results, family))
-    for epsilon in (first, last):
-        sentences.append(_best(setting, results, family, epsilon))
+            said += " " + _where(setting, results, family, method)
+        sentences.append(said)
+    sentences += [
+        _gap(setting, results, family),
+        _own(setting, results, family),
+        _sharpness_and_drift(setting, results, family),
+        _ablation(setting, results, family),
+    ]
+    sentences += [_best(setting, results, family, epsilon) for epsilon in (first, last)]
     return sentences
+
+
+def _start(setting: Setting, results: Results, family: Family) -> str:
+    """Whether private training and merging are worth anything beside the public start."""
+    start = fmean(results.starts[family.name, seed].mean() for seed in setting.seeds)
+    parts = []
+    for epsilon in setting.epsilons:
+        own = over_seeds(results, setting, family, NAIVE, epsilon, lambda group: group.own_mean()).mean
+        merged = over_seeds(results, setting, family, NAIVE, epsilon, merged_by("average")).mean
+        parts.append(f"{100 * own:.1f} % and {100 * merged:.1f} % at epsilon {epsilon:g}")
+    return (
+        f"Scale: the public start has {100 * start:.1f} % on average over the tasks; with naive DP-SGD the tasks' own "
+        "models, and their average, have " + ", ".join(parts) + "."
+    )
 
 
 def comparison(title: str, found: Tally) -> str:
