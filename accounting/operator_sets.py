@@ -5,7 +5,8 @@ Whatever the operator, the joint release of the set covers it. By noise the best
 noise; by utilities that of the largest mean utility, of equal ones the larger set; where scores are consulted, all
 consulted candidates are paid for, and all are merged.
 
-Up to 40,000 sets are all looked at, in that order. Beyond, a search that goes on from the best set it knows: what
+Up to 40,000 sets are all looked at, in that order; by utilities of more than 15 candidates all pairs, one of which has
+the largest mean. Beyond, a search that goes on from the best set it knows: what
 it returns fits, and a better set may exist. The same holds for Poisson runs, of which at most 30 joint releases are
 computed: the first 16 whatever they are estimated to cost, then those that are estimated to fit.
 """
@@ -163,6 +164,8 @@ def _by_value(
     count = len(members)
     by_noise = members[0].utility is None
     sizes = [size] if size is not None else list(range(2, count + 1))
+    if not by_noise and size is None and 2**count > _MOST_SETS:
+        sizes = [2]  # no set has a larger mean than the best pair in it, which fits if the set does
     if sum(math.comb(count, k) for k in sizes) > _MOST_SETS:
         for row in _searched(members, costs, capacity * _EXACT, size):
             yield row, float(costs.of(row[None, :])[0])

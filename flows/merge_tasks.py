@@ -17,6 +17,8 @@ from infra.settings import Settings
 
 COMMAND = "remerge merge-tasks"
 DEPLOYMENT = "task-merging"
+# Without any option of a policy: epsilon, delta, merge and its options, selection, scope and min_accuracy.
+UNASKED = (None, None, "linear", None, "noise", "release", 0.0)
 
 out = Console()
 
@@ -79,9 +81,10 @@ def merge_tasks(
             "policy": _checked_policy(settings, group, fields, merge_option, yes),
             "event_id": event_id,
         }
-    elif epsilon is not None or delta is not None or merge_option or merge != "linear":
+    elif (epsilon, delta, merge, merge_option or None, selection, scope, min_accuracy) != UNASKED:
         raise InvalidInput(
-            "A budget or a merge belongs to a region's policy: add `--region NAME`, or leave these options out."
+            "A budget, a merge and what else a policy says belong to a region: add `--region NAME`, or leave these "
+            "options out."
         )
     manifest = run_training(
         settings, out, group, deployment=DEPLOYMENT, parameters=parameters, command=f"{COMMAND} {recipe}"
@@ -132,6 +135,13 @@ def _checked_policy(
         raise InvalidInput(
             f"{policy.merge} merges exactly {exactly} models, but {group.name} has {len(group.tasks)} tasks; choose "
             "another --merge."
+        )
+    stated = all(one.utility is not None and not one.keep_checkpoints for one in group.candidates)
+    if {"stated": not stated, "public_twin": not group.public_twins}.get(policy.selection, False):
+        remedy = {"stated": "state a `utility` for each", "public_twin": "set `public_twins: true`"}
+        raise InvalidInput(
+            f"Selection {policy.selection} compares candidates by utilities, which not all candidates of {group.name} "
+            f"have: {remedy[policy.selection]} in its recipe, or choose `--selection noise`."
         )
     if policy.delta >= 1 / group.n_max:
         out.print(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from prefect import get_run_logger
+
 from flows.train_workshop import Workshop, data_key, side_by_side, take_up, try_out, usable_cores
 from infra.canonical import digest
 from infra.documents import DataRecord, NetworkRecord, Split
@@ -64,6 +66,8 @@ def prepare_group(services: Services, group: Group, *, fresh: bool) -> GroupWork
         public_train=Split(rows=len(public.public_train), digest=public.public_train.digest()),
         public_gate=Split(rows=len(public.public_gate), digest=public.public_gate.digest()),
     )
+    if (pretrain := group.initialisation.pretrain) is not None:
+        get_run_logger().info("Pre-training the public start on public-train rows: %d steps.", pretrain.steps)
     start = public_start(group.initialisation, network, public.public_train)
     content = state_bytes(start)
     workshops = {

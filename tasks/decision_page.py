@@ -154,6 +154,10 @@ def why(plan: Plan) -> str:
             "compared."
         )
     single = next((other for other in plan.alternatives if other.label == "best_single"), None)
+    if (
+        single is None and len(plan.weights) == 1
+    ):  # the policy's operator found nothing to merge: the notes say so
+        return f"{rule}; it is released alone."
     if single is None:
         return f"{rule}; no candidate fits the budget on its own."
     if len(plan.weights) == 1:

@@ -8,8 +8,7 @@ covers, and of public rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ from infra.tensor_file import FLOATS, NotSafetensors, TensorPlace, read_layout, 
 from tasks import merging
 from tasks.policy_merges import Claim
 from tasks.registry import fetch_public_start
+from tasks.threads import one_thread
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -68,7 +68,7 @@ def public_statistics(
 
     make = fisher_statistics if kind == "fisher" else gram_statistics
     rows = load_public_train(manifest)
-    with _one_thread():
+    with one_thread():
         found = {}
         for name in claim.weights:
             network, own_rows = own_network_and_rows(manifest, name, rows)
@@ -159,16 +159,3 @@ def relative_difference(one: bytes, other: bytes) -> float:
 
 def _layout(content: bytes) -> dict[str, TensorPlace]:
     return read_layout(lambda start, length: content[start : start + length], len(content))
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """How many threads add numbers up changes how the sum is rounded; a retry must make the same bytes."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

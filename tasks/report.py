@@ -125,10 +125,11 @@ def one_sentence(policy: Policy, certificate: Certificate, draw: Draw | None, ve
     if certificate.mechanism is Mechanism.OPERATOR:
         what = f"merge by {release_in_words(certificate)}"
     warning = f" {NOT_COVERED}." if certificate.selection == UNACCOUNTED else ""
+    of_what = "lowest accuracy of a task" if verdict.by_task else "accuracy"
     return (
         f"{policy.region} now serves a {what} with epsilon "
         f"{rounded_up(certificate.epsilon)} at delta {certificate.delta:g}, within the policy's {policy.epsilon:g}; "
-        f"accuracy {verdict.accuracy:.3f} on the public-gate rows.{warning}"
+        f"{of_what} {verdict.accuracy:.3f} on the public-gate rows.{warning}"
     )
 
 

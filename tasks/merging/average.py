@@ -1,8 +1,8 @@
 """Weight averaging: theta = sum_i w_i * theta_i, for weights on the simplex.
 
-The bytes are those of `linear_combination`, and so is the privacy bound: a convex linear combination. Source:
-Wortsman et al. 2022, "Model soups", arXiv 2203.05482 (with equal weights). mergekit's `linear` divides whatever
-weights it is given by their sum; here weights that do not add up to 1 are refused.
+The bytes are those of `linear_combination`; a policy that names no operator gets these too, and with the tighter
+bounds of linear combinations. Source: Wortsman et al. 2022, "Model soups", arXiv 2203.05482 (with equal weights).
+mergekit's `linear` divides whatever weights it is given by their sum; here weights that do not add up to 1 are refused.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from tasks.merging.marks import KIND, MODEL_SHA256, PUBLIC, ROWS, ROWS_SHA256, m
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-GRADIENTS_AT_ONCE = 2**23  # numbers, 64 MB
+GRADIENTS_AT_ONCE = 2**21  # numbers, 16 MB; more are slower, for they leave the caches
 PATCHES_AT_ONCE = 32  # rows, for a convolution sees each of them in many patches
 
 

@@ -38,7 +38,7 @@ class Pretrain(Document):
     """Ordinary training without privacy on the tasks' public-train rows: it costs no privacy, and is repeatable."""
 
     steps: Annotated[int, Field(ge=1, le=1_000_000)]
-    learning_rate: Annotated[float, Field(gt=0, le=1e38)]  # of Adam
+    learning_rate: Annotated[float, Field(gt=0, le=1e6)]  # of Adam
     batch_size: Annotated[int, Field(ge=1)]  # rows a step, drawn by the seed
     seed: Annotated[int, Field(ge=0, lt=2**32)]  # of the parameters before it, and of the batches
 

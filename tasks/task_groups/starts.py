@@ -18,6 +18,7 @@ from infra.documents import NetworkRecord
 from tasks.data import Rows
 from tasks.models.multi_task import HEADS, TRUNK
 from tasks.task_groups.recipes import Pretrain, Start
+from tasks.threads import one_thread
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,7 +59,10 @@ def _pretrained(
     rows: Rows,
     on_step: Callable[[int], None],
 ) -> dict[str, Tensor]:
-    """Adam on the mean cross-entropy of batches drawn by the seed, every row as likely as any other."""
+    """Adam on the mean cross-entropy of batches drawn by the seed, every row as likely as any other.
+
+    With one thread: how many add numbers up changes how sums are rounded, and a resumed training needs the same start.
+    """
     import torch
 
     from tasks.models import build
@@ -67,7 +71,7 @@ def _pretrained(
     features, labels = torch.tensor(rows.features), torch.tensor(rows.labels)
     order = torch.Generator().manual_seed(pretrain.seed)
     size = min(pretrain.batch_size, len(rows))
-    with torch.random.fork_rng(devices=[]):
+    with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(pretrain.seed)  # of dropout, if the trunk has any
         module = build(network)
         module.load_state_dict(state)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from infra.documents import DEFAULT_MECHANISMS, release_id_of
+from infra.releases import CERTIFICATE, MODEL, release_key
 from tests.faults.harness import Chain, Row
 from tests.faults.promoter import Moment, die
 
@@ -47,3 +49,22 @@ def test_a_flow_that_is_killed_loses_nothing(chain: Chain, row: Row, step: str, 
     ended = chain.field.promotion(policy, (Moment(where, when, nth), die)).wait()
     assert ended.killed
     chain.field.survived(chain.region, row)
+
+
+@pytest.mark.parametrize("operator", ["dare", pytest.param("regmean", marks=pytest.mark.faults)])
+def test_a_merge_by_an_operator_is_the_same_after_a_kill(chain: Chain, row: Row, operator: str) -> None:
+    """DARE draws masks, RegMean needs statistics: made again, they give the bytes that are stored already."""
+    row.fault = f"kill -9 of the flow between the model and the certificate of a merge by {operator}"
+    field = chain.field
+    policy = field.policy(chain.region, 2.4, merge=operator, mechanisms=list(DEFAULT_MECHANISMS))
+    release_id = release_id_of(policy, field.portfolio)
+    ended = field.promotion(
+        policy, (Moment("infra.releases:ReleaseStore.write_file", "after", 1), die)
+    ).wait()
+    assert ended.killed
+    store = field.services.releases.store
+    stored = store.read(release_key(release_id, MODEL)).content
+    assert not store.exists(release_key(release_id, CERTIFICATE))
+    field.survived(chain.region, row)
+    assert field.services.releases.find_manifest(release_id) is not None
+    assert store.read(release_key(release_id, MODEL)).content == stored

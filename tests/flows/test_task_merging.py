@@ -118,8 +118,8 @@ def test_tasks_that_share_a_record_are_refused_or_released_jointly(
     assert services.mlflow.get_experiment_by_name(name) is None  # nothing was trained
 
     policy = {"region": f"r{uuid.uuid4().hex[:8]}", "epsilon": 50.0, "delta": 1e-5, "author": "test"}
-    policy["neighboring_relation"] = "add_or_remove_one"
-    state = train(text.replace("records: disjoint", "records: shared"), policy=policy)
+    policy |= {"neighboring_relation": "add_or_remove_one", "selection": "public_twin"}
+    state = train(text.replace("records: disjoint", "records: shared\npublic_twins: true"), policy=policy)
     assert state.is_completed(), state.message
     assert state.message == (
         f"Portfolio {name}@1 is ready with 3 candidates of the tasks left and right. Policy 1 of {policy['region']} "
@@ -138,8 +138,12 @@ def test_tasks_that_share_a_record_are_refused_or_released_jointly(
         found.release_id, "certificate.json", found.files["certificate.json"]
     )
     certificate = Certificate.from_dict(strict_json(content))
-    assert (certificate.records, dict(certificate.tasks)) == ("shared", {"one": "left", "three": "right"})
-    both = [loaded[one].trajectory for one in ("one", "three")]
+    utilities = {record.name: record.utility for record in manifest.candidates}
+    [best] = [one for one, task in certificate.tasks.items() if task == "right"]
+    assert certificate.records == "shared"
+    assert set(certificate.tasks) == {"one", best}
+    assert utilities[best] == max(utilities[one] for one in ("two", "three"))
+    both = [loaded[one].trajectory for one in ("one", best)]
     joint = joint_release(both, NeighboringRelation.ADD_OR_REMOVE_ONE).epsilon(1e-5)
     assert certificate.bound == "joint"
     assert joint <= certificate.epsilon <= joint * (1 + 1e-6)

@@ -189,7 +189,7 @@ def test_a_portfolio_without_its_public_start_is_merged_only_by_what_needs_none(
     flow = change_policy(epsilon=2.5, portfolio=before.reference, merge="ties")
     assert not flow.succeeded
     assert "train the portfolio again with `remerge train`" in flow.sentence
-    assert keys_of(s3, f"regions/{region}/") == []
+    assert keys_of(s3, f"regions/{region}/current.json") == []
     assert change_policy(epsilon=2.5, portfolio=before.reference, merge="average").succeeded
 
 

@@ -139,7 +139,8 @@ def test_two_tasks_reach_production_as_one_model(
         merged_right = predicted(tensors, task, of_task.features) == of_task.labels
         gap = float(np.mean(alone_right) - np.mean(merged_right))
         assert metrics[f"merge_gap_{task}"] == pytest.approx(gap, abs=0.01)
-        assert metrics[f"drift_{task}"] > 0 and metrics[f"sharpness_own_{task}"] > 0
+        assert metrics[f"drift_{task}"] > 0
+        assert metrics[f"sharpness_own_{task}"] > 0
     assert -1 <= metrics["cosine_low_high"] < 1
     shown_files = {one.path for one in services.mlflow.list_artifacts(version.run_id)}
     assert {"paths.png", "cosines.png"} <= shown_files

@@ -345,6 +345,18 @@ def test_slerp_walks_along_the_circle() -> None:
         assert np.isclose(np.arccos(found @ one), share * 2.0, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("cosine", "round"), [(0.9994, True), (0.9996, False), (-0.9994, True), (-0.9996, False)]
+)
+def test_slerp_leaves_the_circle_only_where_tensors_are_nearly_parallel(cosine: float, round: bool) -> None:
+    one, other = np.array([1.0, 0]), np.array([cosine, np.sqrt(1 - cosine**2)])
+    weights = {"a": 0.25, "b": 0.75}
+    found = merged("slerp", {}, {"a": {"w": one}, "b": {"w": other}}, weights=weights)["w"]
+    angle = np.arccos(cosine)
+    circle = (np.sin(0.25 * angle) * one + np.sin(0.75 * angle) * other) / np.sin(angle)
+    assert np.allclose(found, circle if round else 0.25 * one + 0.75 * other, rtol=0, atol=1e-12)
+
+
 def test_slerp_goes_straight_where_there_is_no_circle() -> None:
     one = np.array([1.0, 2.0])
     for other in (one * 3, -one, np.zeros(2)):

@@ -361,3 +361,11 @@ def test_monitors_show_the_release_without_the_pull(small_portfolio: Build) -> N
         for look in train(small).metrics:
             assert 0 < look["private/noise_norm"] < 3e-4  # 15 numbers of deviation 1e-3 x 1.4143 / 40
             assert look["private/noisy_gradient_norm"] < 1
+
+
+def test_early_stopping_charges_every_pair_of_the_recipe(small_portfolio: Build) -> None:
+    changes = {"steps": 9, "early_stopping": "{every: 2, patience: 1, min_improvement: 1.0}"}
+    trained = train(small_portfolio(**changes, dp_merging=SAME))
+    assert "stopped after 4 of 9 steps" in trained.trajectory.notes["early_stopping"]
+    (segment,) = trained.trajectory.segments
+    assert (segment.steps, segment.optimizer, segment.schedule) == (9, "dp_sam", "adapted")
