@@ -24,8 +24,8 @@ def setting_in_words(
             f"**{family.title}**: {', '.join(task.title for task in family.tasks)}. The network has "
             f"{start.parameters:,} parameters: a trunk of {start.trunk_parameters:,} "
             f"(`{family.trunk['factory']}`, {arguments_in_words(family.trunk['arguments'])}) and a linear head for "
-            f"each task. The public start is pre-trained without privacy on up to {family.pretraining_rows} public-"
-            f"train rows of each task ({pretraining['steps']} steps of Adam at {pretraining['learning_rate']:g}, batches of "
+            f"each task. The public start is pre-trained without privacy on up to {family.pretraining_rows} "
+            f"public-train rows of each task ({pretraining['steps']} steps of Adam at {pretraining['learning_rate']:g}, batches of "
             f"{pretraining['batch_size']}), once for each seed, heads included. Each private run takes {family.steps} "
             f"steps of SGD, Poisson batches at probability {family.sampling_probability:g}, gradients clipped to "
             f"{family.max_grad_norm:g}.",
