@@ -57,10 +57,9 @@ def dp_merging(
     only: Annotated[str | None, typer.Option(help="images or texts alone")] = None,
     tune: Annotated[bool, typer.Option("--tune", help="show how the settings were chosen instead")] = False,
 ) -> None:
-    """DP-Merging against plain DP-SGD on real tasks, and a page of it; needs no services.
+    """DP-Merging against plain DP-SGD, and a page of it.
 
-    Killed, it goes on where it was when it is run again: every finished run is kept in the cache folder, with its
-    model.
+    It needs no services. Killed, it goes on when it is run again: every finished run is kept in the cache folder.
     """
     from flows.experiment_dp_merging import run_experiment, run_tuning
 

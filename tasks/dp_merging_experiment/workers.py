@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -48,7 +50,9 @@ def do_all(
     if not any(stages):
         return
     with _one_thread_each():
-        pool = ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn"), initializer=_begin)
+        pool = ProcessPoolExecutor(
+            PROCESSES, mp_context=get_context("spawn"), initializer=_begin, initargs=(os.getpid(),)
+        )
         try:
             for stage in stages:
                 for job in _done(pool, stage, store):
@@ -91,10 +95,18 @@ def do(job: Job, store: Store) -> None:
         make_scoring(job, store)
 
 
-def _begin() -> None:
+def _begin(parent: int) -> None:
+    """One torch thread; and an end where the parent was killed, for nobody else tells a waiting worker."""
     import torch
 
     torch.set_num_threads(1)
+
+    def end_with_the_parent() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=end_with_the_parent, daemon=True).start()
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +28,12 @@ def some_digits(*, with_private: bool, classes: Sequence[int]) -> Splits:
         classes=len(classes),
         split_rule="that of the digits",
     )
+
+
+def deadly(**arguments: Any) -> Splits:
+    """A loader that kills the process that calls it."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError(arguments)
 
 
 def task(name: str, classes: list[int]) -> Task:

@@ -2,55 +2,87 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
 import stat
+import subprocess
+import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tasks.dp_merging_experiment.plan import Run, Scoring, runs
+from tasks.dp_merging_experiment.plan import Run, runs, starts
 from tasks.dp_merging_experiment.results import gathered
 from tasks.dp_merging_experiment.running import RUNS, Unfinished
 from tasks.dp_merging_experiment.setting import NAIVE, PAIRED, Operator
 from tasks.dp_merging_experiment.store import Store
-from tasks.dp_merging_experiment.workers import Job, WorkerKilled, do, do_all, left_to_do
+from tasks.dp_merging_experiment.workers import WorkerKilled, do, do_all, left_to_do
 from tests.tasks.dp_merging_experiment import small
 
 SETTING = small.setting()
 
 
+PROGRAM = """
+import sys
+from pathlib import Path
+from tasks.dp_merging_experiment.store import Store
+from tasks.dp_merging_experiment.workers import do_all, left_to_do
+from tests.tasks.dp_merging_experiment import small
+
+if __name__ == "__main__":
+    store = Store(Path(sys.argv[1]))
+    do_all(left_to_do(small.setting(), store), store, lambda job: print(type(job).__name__, flush=True))
+"""
+
+
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """Everything of the small setting, finished after one worker process was killed between two runs."""
-    store = Store(tmp_path_factory.mktemp("experiment") / "results")
-    finished: list[Job] = []
+    """Everything of the small setting, finished after a first experiment was killed between two runs."""
+    folder = tmp_path_factory.mktemp("experiment")
+    store, program = Store(folder / "results"), folder / "program.py"
+    program.write_text(PROGRAM, encoding="utf-8")
+    experiment = subprocess.Popen(
+        [sys.executable, str(program), str(store.folder)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert experiment.stdout is not None
+    finished = [experiment.stdout.readline().strip() for _ in range(5)]
+    workers = children_of(experiment.pid)
+    experiment.kill()
+    experiment.wait()
+    assert finished == ["Start", "Start", "Run", "Run", "Run"]
+    assert workers
+    end = time.monotonic() + 60
+    while any(Path(f"/proc/{worker}").exists() for worker in workers):
+        assert time.monotonic() < end, "workers outlive the experiment that started them"
+        time.sleep(0.1)
 
-    def kill_one(job: Job) -> None:
-        finished.append(job)
-        if sum(isinstance(one, Run) for one in finished) == 3:
-            os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
-
-    with pytest.raises(WorkerKilled, match="run the same command again"):
-        do_all(left_to_do(SETTING, store), store, kill_one)
     before = contents(store)
-    assert sum(name.endswith(".safetensors") for name in before) >= 5  # two starts, three runs
     with pytest.raises(Unfinished, match="not finished"):
         gathered(SETTING, store)
-
     again = [job for stage in left_to_do(SETTING, store) for job in stage]
     for job in again:  # here, as two more processes would take longer to start than this takes
         do(job, store)
     after = contents(store)
     assert {name: after[name] for name in before} == before  # noise is fresh: a new run would differ
     assert len(after) > len(before)
-    assert not {id_of(job) for job in again} & {id_of(job) for job in finished}
+    assert sum(isinstance(job, Run) for job in again) <= 8 - 3
     return store
 
 
-def id_of(job: Job) -> object:
-    return tuple(run.key for run in job.runs) if isinstance(job, Scoring) else job.key
+def children_of(process: int) -> list[int]:
+    listed = Path(f"/proc/{process}/task/{process}/children").read_text(encoding="ascii").split()
+    return [int(child) for child in listed]
+
+
+def test_a_killed_worker_is_said_in_a_sentence(tmp_path: Path) -> None:
+    deadly = small.family(tasks=(replace(small.task("low", [0, 1]), loader=f"{small.__name__}:deadly"),))
+    [job, *_] = starts(small.setting(families=(deadly,)))
+    with pytest.raises(WorkerKilled, match="run the same command again"):
+        do_all([[job]], Store(tmp_path))
 
 
 def contents(store: Store) -> dict[str, bytes]:
