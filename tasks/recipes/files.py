@@ -34,12 +34,20 @@ def load_recipe(path: Path | str) -> Recipe:
     Raises:
         InvalidInput: one sentence that names the file, and the candidate and the field at fault.
     """
+    return parse_recipe(text_of(path), str(path))
+
+
+def text_of(path: Path | str) -> str:
+    """The text of a recipe file.
+
+    Raises:
+        InvalidInput: it cannot be read.
+    """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise InvalidInput(f"The recipe {path} cannot be read: {reason}.") from None
-    return parse_recipe(text, str(path))
 
 
 def parse_recipe(text: str, where: str) -> Recipe:

@@ -19,7 +19,7 @@ from infra.strict_document import Document, Name
 from tasks.models.multi_task import MULTI_TASK_NETWORK, TASK_NETWORK
 from tasks.plain_yaml import parse_yaml
 from tasks.recipes import CandidateRecipe, DataRecipe, Execution, Recipe
-from tasks.recipes.files import recipe_of, sentence_of
+from tasks.recipes.files import recipe_of, sentence_of, text_of
 
 _SHARED = (  # fields that every task's recipe has from the group
     "name",
@@ -168,12 +168,7 @@ def load_group(path: Path | str) -> Group:
     Raises:
         InvalidInput: one sentence that names the file, and the task, the candidate and the field at fault.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise InvalidInput(f"The recipe {path} cannot be read: {reason}.") from None
-    return parse_group(text, str(path))
+    return parse_group(text_of(path), str(path))
 
 
 def parse_group(text: str, where: str) -> Group:

@@ -19,6 +19,7 @@ from tasks.recipes import Recipe, load_recipe
 from tasks.registry import fetch_trajectory
 from tasks.services import Services
 from tasks.stored_checkpoints import checkpoint_steps
+from tasks.task_groups import Group
 from tests.faults.harness import Field, kill, until
 
 RECIPE = """
@@ -42,7 +43,9 @@ class Training:
     settings: Settings
     services: Services
     path: Path
-    recipe: Recipe
+    recipe: Recipe | Group
+    command: str = "train"
+    deployment: str = "train-portfolio"
 
     @classmethod
     def of(
@@ -62,9 +65,9 @@ class Training:
         return cls(settings, services, path, load_recipe(path))
 
     def start(self, *options: str) -> subprocess.Popen[str]:
-        """`remerge train`, in a process of its own."""
+        """`remerge train` or the like, in a process of its own."""
         return subprocess.Popen(
-            [sys.executable, "-m", "flows.cli", "train", str(self.path), *options],
+            [sys.executable, "-m", "flows.cli", self.command, str(self.path), *options],
             env={**os.environ, "REMERGE_HOME": str(self.settings.home), "COLUMNS": "300"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -75,13 +78,13 @@ class Training:
         """The flow run that trains the recipe now, and its process."""
 
         def found() -> tuple[str, int] | None:
-            for run in self.services.orchestrator.runs("train-portfolio", limit=20):
+            for run in self.services.orchestrator.runs(self.deployment, limit=20):
                 if run["parameters"]["recipe"] == str(self.path) and run["state_type"] not in TERMINAL:
                     pid = Field(self.settings, self.services, None, None).flow_process(str(run["id"]))  # type: ignore[arg-type]
                     return (str(run["id"]), pid) if pid else None
             return None
 
-        flow_run_id, pid = until(found, timeout=120)
+        flow_run_id, pid = until(found, timeout=180)
         return flow_run_id, pid
 
     def kill_flow(self, when: Callable[[str], bool]) -> tuple[str, str]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import types
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,10 @@ from accounting.joint_release import joint_release, single_run
 from flows.train_progress import Look
 from infra.canonical import strict_json
 from infra.documents import Policy
-from infra.orchestrator import TERMINAL
 from tasks.data import Rows, Splits
 from tasks.registry import load_all
 from tasks.services import Services, open_services
 from tasks.task_groups import load_group
-from tests.faults.harness import Field, until
 from tests.flows.killed import Training
 from tests.system.conftest import run_policy
 
@@ -83,20 +80,11 @@ def users_tasks(monkeypatch: pytest.MonkeyPatch) -> dict[str, Splits]:
 
 
 @pytest.fixture
-def train(stack: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Run the flow in this process, against the stack's Prefect server; returns its final state."""
-    from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
-
+def train(run_here: Callable[..., Any]) -> Callable[..., Any]:
+    """Run the flow in this process; returns its final state."""
     from flows.task_merging import task_merging
 
-    def run(text: str, **options: Any) -> Any:
-        path = tmp_path / "group.yaml"
-        path.write_text(text)
-        return task_merging(recipe=str(path), return_state=True, **options)
-
-    settings = {PREFECT_API_URL: stack.connections.prefect_api_url, PREFECT_HOME: tmp_path / "prefect"}
-    with temporary_settings(settings):
-        yield run
+    return partial(run_here, task_merging)
 
 
 def test_tasks_that_share_a_record_are_refused_or_released_jointly(
@@ -185,30 +173,6 @@ def test_a_group_that_does_not_fit_is_told_before_training(
     assert services.mlflow.get_experiment_by_name(name) is None
 
 
-class GroupTraining(Training):
-    """A group that is trained by the command, as a user does."""
-
-    def start(self, *options: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "flows.cli", "merge-tasks", str(self.path), *options],
-            env={**os.environ, "REMERGE_HOME": str(self.settings.home), "COLUMNS": "300"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def flow_process(self) -> tuple[str, int]:
-        def found() -> tuple[str, int] | None:
-            for run in self.services.orchestrator.runs("task-merging", limit=20):
-                if run["parameters"]["recipe"] == str(self.path) and run["state_type"] not in TERMINAL:
-                    pid = Field(self.settings, self.services, None, None).flow_process(str(run["id"]))  # type: ignore[arg-type]
-                    return (str(run["id"]), pid) if pid else None
-            return None
-
-        flow_run_id, pid = until(found, timeout=180)
-        return flow_run_id, pid
-
-
 def test_a_killed_group_goes_on(stack: Any, services: Services, tmp_path: Path) -> None:
     name = f"killed-{uuid.uuid4().hex[:8]}"
     path = tmp_path / "group.yaml"
@@ -227,7 +191,9 @@ def test_a_killed_group_goes_on(stack: Any, services: Services, tmp_path: Path) 
         text
         + "execution: {parallel_candidates: 1, monitor_every: 100, checkpoint_every: 20, grad_sample_mode: hooks}\n"
     )
-    training = GroupTraining(stack.settings, services, path, load_group(path))  # type: ignore[arg-type]
+    training = Training(
+        stack.settings, services, path, load_group(path), command="merge-tasks", deployment="task-merging"
+    )
     _, error = training.kill_flow(lambda flow_run_id: training.has_checkpoint("two", flow_run_id))
     assert f"run `remerge merge-tasks {path}` again, which goes on" in error
     assert services.manifests.newest(name) is None

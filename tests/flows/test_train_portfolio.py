@@ -6,8 +6,8 @@ import hashlib
 import sys
 import types
 import uuid
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import httpx
@@ -66,20 +66,11 @@ def users_data(monkeypatch: pytest.MonkeyPatch) -> Splits:
 
 
 @pytest.fixture
-def train(stack: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Run the flow in this process, against the stack's Prefect server; returns its final state."""
-    from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
-
+def train(run_here: Callable[..., Any]) -> Callable[..., Any]:
+    """Run the flow in this process; returns its final state."""
     from flows.train_portfolio import train_portfolio
 
-    def run(text: str, **options: Any) -> Any:
-        path = tmp_path / "recipe.yaml"
-        path.write_text(text)
-        return train_portfolio(recipe=str(path), return_state=True, **options)
-
-    settings = {PREFECT_API_URL: stack.connections.prefect_api_url, PREFECT_HOME: tmp_path / "prefect"}
-    with temporary_settings(settings):
-        yield run
+    return partial(run_here, train_portfolio)
 
 
 def named(text: str = RECIPE) -> tuple[str, str]:
