@@ -7,11 +7,14 @@ pieces, of which all but the first begin with "##".
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 UNKNOWN, START, END = "[UNK]", "[CLS]", "[SEP]"
+_ASCII_WORDS = re.compile(r"[a-z0-9]+|[^a-z0-9\s]")
+_ASCII_CONTROLS = {number: None for number in (*range(32), 127) if chr(number) not in "\t\n\r"}
 _LONGEST_WORD = 100  # characters; a longer word is unknown
 
 
@@ -52,6 +55,9 @@ class WordPieces:
 
 def words(text: str) -> Iterator[str]:
     """Words and single punctuation marks, lower-case and without accents."""
+    if text.isascii():  # most texts, and much quicker
+        yield from _ASCII_WORDS.findall(text.translate(_ASCII_CONTROLS).lower())
+        return
     plain = unicodedata.normalize("NFD", _cleaned(text).lower())
     word = ""
     for character in plain:

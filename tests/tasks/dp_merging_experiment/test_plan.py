@@ -81,9 +81,8 @@ def test_tuning_shares_no_run_with_the_experiment() -> None:
     assert not {run.key for run in runs(tuning(SETTING))} & {run.key for run in runs(SETTING)}
 
 
-@pytest.mark.parametrize("epsilon", [1.0, 8.0])
-def test_all_methods_spend_the_same_budget(epsilon: float) -> None:
-    [family, *_] = SETTING.families
+def test_all_methods_spend_the_same_budget() -> None:
+    epsilon, [family, *_] = 2.0, SETTING.families
     noise = {
         name: noise_multiplier(family, family.method(name), epsilon=epsilon, delta=1e-5)
         for name in (NAIVE, PAIRED, ZERO_COST)
