@@ -58,6 +58,18 @@ def test_rows_that_projection_makes_equal_are_one_record() -> None:
         require_disjoint({"left": splits(1, private=near), "right": splits(2, private=far)}, "It")
 
 
+def test_a_zero_that_projection_makes_has_no_sign() -> None:
+    """Rows of equal numbers are one record, however the sign of a number that becomes 0 was."""
+    labels = np.zeros(1, dtype=np.int64)
+    near, zero = (
+        project(Rows(features=np.array([[first, 4, 0, 0, 0]], dtype=np.float32), labels=labels), 1.0)
+        for first in (-1e-45, 0.0)
+    )
+    assert near.features.tobytes() == zero.features.tobytes()
+    with pytest.raises(NotDisjoint):
+        require_disjoint({"left": splits(1, private=near), "right": splits(2, private=zero)}, "It")
+
+
 def test_a_near_copy_is_not_seen() -> None:
     """Stated in the module's words, and pinned down here."""
     mine = rows(1).features

@@ -89,7 +89,10 @@ def test_a_groups_manifest_finds_its_public_rows_again(users_tasks: dict[str, Sp
             ],
             "tasks": {"a": "left", "b": "right"},
             "records": "disjoint",
-            "task_data": {"left": data, "right": data},
+            "task_data": {
+                task: {**data, "private": {"rows": None, "digest": digest * 64}}
+                for task, digest in (("left", "b"), ("right", "c"))
+            },
         },
         "manifest",
     )
