@@ -19,7 +19,7 @@ _GREY = "tasks.data.grey_images:grey_images"
 _TEXTS = "tasks.data.rated_texts:rated_texts"
 
 
-def methods(learning_rates: dict[str, float], radius: float, anchor: float) -> tuple[Method, ...]:
+def methods(learning_rates: dict[str, float], radii: dict[str, float], anchor: float) -> tuple[Method, ...]:
     """The five ways to train; the ablations take the paired method's numbers."""
     paired = learning_rates[PAIRED]
     return (
@@ -29,7 +29,7 @@ def methods(learning_rates: dict[str, float], radius: float, anchor: float) -> t
             title="DP-Merging, paired",
             learning_rate=paired,
             ascent="same_batch",
-            radius=radius,
+            radius=radii[PAIRED],
             anchor=anchor,
         ),
         Method(
@@ -37,7 +37,7 @@ def methods(learning_rates: dict[str, float], radius: float, anchor: float) -> t
             title="DP-Merging, zero-cost",
             learning_rate=learning_rates[ZERO_COST],
             ascent="previous_gradient",
-            radius=radius,
+            radius=radii[ZERO_COST],
             anchor=anchor,
         ),
         Method(
@@ -45,7 +45,7 @@ def methods(learning_rates: dict[str, float], radius: float, anchor: float) -> t
             title="paired without the anchor",
             learning_rate=paired,
             ascent="same_batch",
-            radius=radius,
+            radius=radii[PAIRED],
         ),
         Method(
             name=NO_FLATNESS,
@@ -121,7 +121,7 @@ IMAGES = Family(
     steps=80,
     sampling_probability=0.02,
     max_grad_norm=1.0,
-    methods=methods({NAIVE: 1.0, PAIRED: 0.5, ZERO_COST: 1.0}, radius=0.1, anchor=0.0025),
+    methods=methods({NAIVE: 1.0, PAIRED: 0.5, ZERO_COST: 1.0}, {PAIRED: 0.1, ZERO_COST: 0.1}, anchor=0.0025),
     operators=operators(
         {
             "task_arithmetic": {"scale": 1.5},
@@ -157,13 +157,13 @@ TEXTS = Family(
     steps=80,
     sampling_probability=0.05,
     max_grad_norm=1.0,
-    methods=methods({NAIVE: 0.5, PAIRED: 0.5, ZERO_COST: 0.5}, radius=0.1, anchor=0.0025),
+    methods=methods({NAIVE: 0.5, PAIRED: 0.5, ZERO_COST: 0.5}, {PAIRED: 2.0, ZERO_COST: 0.1}, anchor=0.0025),
     operators=operators(
         {
-            "task_arithmetic": {"scale": 2.0},
+            "task_arithmetic": {"scale": 1.5},
             "ties": {"density": 0.2},
-            "dare": {"density": 0.8, "scale": 1.5},
-            "pcb": {"density": 0.8},
+            "dare": {"density": 0.5, "scale": 1.5},
+            "pcb": {"density": 0.2},
             "wudi": {"scale": 0.5, "ridge": 1.0},
         },
         by_size=True,

@@ -29,7 +29,7 @@ def draw_merges(results: Results, setting: Setting, family: Family) -> Figure:
     names = ["own models", *(one.name for one in family.operators)]
     rows = -(-len(names) // COLUMNS)
     figure = Figure(figsize=(11.0, 2.6 * rows + 0.7), layout="constrained")
-    panels = figure.subplots(rows, COLUMNS, sharex=True, squeeze=False).ravel()
+    panels = figure.subplots(rows, COLUMNS, squeeze=False).ravel()
     start = sum(results.starts[family.name, seed].mean() for seed in setting.seeds) / len(setting.seeds)
     for panel, name in zip(panels, names, strict=False):
         number = (lambda group: group.own_mean()) if name == "own models" else merged_by(name)

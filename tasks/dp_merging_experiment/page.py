@@ -29,7 +29,7 @@ from tasks.dp_merging_experiment.summary import (
     merged_by,
     over_seeds,
 )
-from tasks.dp_merging_experiment.words import in_short
+from tasks.dp_merging_experiment.words import in_short, verdict
 from tasks.report import table
 
 MAIN = (NAIVE, PAIRED, ZERO_COST)
@@ -66,6 +66,8 @@ def experiment_page(
         "t over seeds and not corrected for how many there are.",
         "",
         "## In short",
+        "",
+        verdict(setting, results),
         "",
     ]
     for family in setting.families:

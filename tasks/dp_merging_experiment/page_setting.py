@@ -25,10 +25,10 @@ def setting_in_words(
             f"{start.parameters:,} parameters: a trunk of {start.trunk_parameters:,} "
             f"(`{family.trunk['factory']}`, {arguments_in_words(family.trunk['arguments'])}) and a linear head for "
             f"each task. The public start is pre-trained without privacy on up to {family.pretraining_rows} "
-            f"public-train rows of each task ({pretraining['steps']} steps of Adam at {pretraining['learning_rate']:g}, batches of "
-            f"{pretraining['batch_size']}), once for each seed, heads included. Each private run takes {family.steps} "
-            f"steps of SGD, Poisson batches at probability {family.sampling_probability:g}, gradients clipped to "
-            f"{family.max_grad_norm:g}.",
+            f"public-train rows of each task ({pretraining['steps']} steps of Adam at "
+            f"{pretraining['learning_rate']:g}, batches of {pretraining['batch_size']}), once for each seed, heads "
+            f"included. Each private run takes {family.steps} steps of SGD, Poisson batches at probability "
+            f"{family.sampling_probability:g}, gradients clipped to {family.max_grad_norm:g}.",
             "",
         ]
     lines += [

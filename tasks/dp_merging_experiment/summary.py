@@ -94,6 +94,15 @@ class Tally:
     def total(self) -> int:
         return self.better + self.worse + self.undecided
 
+    @property
+    def is_gain(self) -> bool:
+        """At least half of the comparisons are decided, and for the better."""
+        return self.better > self.worse and self.better >= self.total / 2
+
+    @property
+    def is_loss(self) -> bool:
+        return self.worse > self.better and self.worse >= self.total / 2
+
 
 def merged_by(operator: str) -> Number:
     return lambda group: group.merged_mean(operator)

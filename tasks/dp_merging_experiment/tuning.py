@@ -22,7 +22,7 @@ LEARNING_RATES = (0.5, 1.0, 2.0, 4.0)
 STEPS = tuple(  # learning rate, radius, anchor: of both kinds of ascent
     (rate, radius, anchor)
     for rate in (0.5, 1.0, 2.0)
-    for radius, anchor in ((0.1, 0.0025), (0.1, 0.01), (0.5, 0.0025))
+    for radius, anchor in ((0.1, 0.0025), (0.1, 0.01), (0.5, 0.0025), (2.0, 0.0025), (5.0, 0.0025))
 )
 OPERATORS = (
     Operator(name="average"),

@@ -34,10 +34,9 @@ def in_short(setting: Setting, results: Results, family: Family) -> list[str]:
     sentences = [_start(setting, results, family)]
     for method in (PAIRED, ZERO_COST):
         found = tally(results, setting, family, (method, NAIVE))
-        said = comparison(family.method(method).title, found)
-        if found.better or found.worse:
-            said += " " + _where(setting, results, family, method)
-        sentences.append(said)
+        sentences.append(
+            comparison(family.method(method).title, found) + " " + _where(setting, results, family, method)
+        )
     sentences += [
         _gap(setting, results, family),
         _own(setting, results, family),
@@ -64,33 +63,70 @@ def _start(setting: Setting, results: Results, family: Family) -> str:
 
 def comparison(title: str, found: Tally) -> str:
     """How often a method's merges are above naive DP-SGD's."""
-    verdict = (
-        "a gain"
-        if found.better > found.worse and found.better >= found.total / 2
-        else "a loss"
-        if found.worse > found.better and found.worse >= found.total / 2
-        else "no clear gain or loss"
-    )
+    said = "a gain" if found.is_gain else "a loss" if found.is_loss else "no clear gain or loss"
     return (
-        f"{title}: {verdict} over naive DP-SGD: its merges are better in {found.better} of {found.total} pairs of "
+        f"{title}: {said} over naive DP-SGD: its merges are better in {found.better} of {found.total} pairs of "
         f"operator and budget, worse in {found.worse} and undecided in {found.undecided}, by "
         f"{100 * found.mean:+.1f} points on average."
     )
 
 
-def _where(setting: Setting, results: Results, family: Family, method: str) -> str:
-    by_budget = []
-    for epsilon in setting.epsilons:
-        found = Tally.of(
-            [
-                difference(results, setting, family, (method, NAIVE), epsilon, merged_by(one.name))
-                for one in family.operators
-            ]
+def verdict(setting: Setting, results: Results) -> str:
+    """The experiment in one sentence: whether merges of either kind of DP-Merging are clearly better, and where."""
+    found = {
+        (family.title, family.method(method).title): tally(results, setting, family, (method, NAIVE))
+        for family in setting.families
+        for method in (PAIRED, ZERO_COST)
+    }
+    gains = [
+        f"{method} on {title[0].lower()}{title[1:]}" for (title, method), one in found.items() if one.is_gain
+    ]
+    better = sum(one.better for one in found.values())
+    total = sum(one.total for one in found.values())
+    if gains:
+        return (
+            f"At this size the paper's gains appear for {' and '.join(gains)}, and not otherwise: of all {total} "
+            f"comparisons with naive DP-SGD, {better} are clearly better."
         )
+    worse = sum(one.worse for one in found.values())
+    return (
+        f"At this size the paper's gains do not appear: of {total} comparisons with naive DP-SGD (tasks, kind, "
+        f"operator, budget) {better} are clearly better, {worse} clearly worse, and {total - better - worse} undecided."
+    )
+
+
+def _where(setting: Setting, results: Results, family: Family, method: str) -> str:
+    by_budget, by_operator = [], []
+    for epsilon in setting.epsilons:
+        found = Tally.of(_against_naive(setting, results, family, method, None, epsilon))
         by_budget.append(
             f"{100 * found.mean:+.1f} points at epsilon {epsilon:g} ({found.better} better, {found.worse} worse)"
         )
-    return "By budget, over the operators: " + ", ".join(by_budget) + "."
+    for operator in family.operators:
+        found = Tally.of(_against_naive(setting, results, family, method, operator.name, None))
+        by_operator.append(f"{operator.name} {100 * found.mean:+.1f}")
+    return (
+        f"By budget, over the operators: {', '.join(by_budget)}. By operator, over the budgets, in points: "
+        f"{', '.join(by_operator)}."
+    )
+
+
+def _against_naive(
+    setting: Setting,
+    results: Results,
+    family: Family,
+    method: str,
+    operator: str | None,
+    epsilon: float | None,
+) -> list[Difference]:
+    """Of one operator or all, at one budget or all."""
+    return [
+        difference(results, setting, family, (method, NAIVE), budget, merged_by(one.name))
+        for one in family.operators
+        if operator in (None, one.name)
+        for budget in setting.epsilons
+        if epsilon in (None, budget)
+    ]
 
 
 def _sharpness_and_drift(setting: Setting, results: Results, family: Family) -> str:
@@ -126,10 +162,18 @@ def _direction(found: list[Difference]) -> str:
 
 
 def _gap(setting: Setting, results: Results, family: Family) -> str:
-    parts = [
-        f"{family.method(method).title} {_direction(_all_budgets(setting, results, family, method, gap_by('average')))}"
-        for method in (PAIRED, ZERO_COST)
-    ]
+    """A gap can narrow because merges are better or because own models are worse, so all three are told."""
+    parts = []
+    for method in (PAIRED, ZERO_COST):
+        gap, own, merged = (
+            fmean(one.mean for one in _all_budgets(setting, results, family, method, number))
+            for number in (gap_by("average"), lambda group: group.own_mean(), merged_by("average"))
+        )
+        found = _all_budgets(setting, results, family, method, gap_by("average"))
+        parts.append(
+            f"{family.method(method).title} {_direction(found)} ({100 * gap:+.1f} points on average: own models "
+            f"{100 * own:+.1f}, merges {100 * merged:+.1f})"
+        )
     return "The merge gap of averaging, beside naive DP-SGD's: " + "; ".join(parts) + "."
 
 
