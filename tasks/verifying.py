@@ -252,7 +252,10 @@ def _runs(certificate: Certificate, stored: Mapping[str, bytes]) -> tuple[dict[s
         what = f"trajectory of {name}"
         if name not in stored:
             checks.append(
-                failed(what, "It is not at hand: start the stack, or name a folder by --trajectories.")
+                failed(
+                    what,
+                    "It is not at hand: if the stack is down start it, or name a folder by --trajectories.",
+                )
             )
             continue
         checks.append(compare(f"digest of the {what}", reference.trajectory_sha256, sha256_hex(stored[name])))
