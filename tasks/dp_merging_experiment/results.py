@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tasks.dp_merging_experiment.plan import Start, scorings, starts
-from tasks.dp_merging_experiment.running import RUNS, STARTS, Unfinished
+from tasks.dp_merging_experiment.rows import task_network, task_rows
+from tasks.dp_merging_experiment.running import RUNS, STARTS, Unfinished, start_model
 from tasks.dp_merging_experiment.scoring import MERGES
 from tasks.dp_merging_experiment.setting import Setting
 from tasks.dp_merging_experiment.store import Store
@@ -56,7 +58,7 @@ class GroupResult:
 class StartResult:
     """A public start, before any private training."""
 
-    accuracy: Mapping[str, float]  # by task, on the test rows
+    accuracy: Mapping[str, float]  # by task, on the same test rows
     parameters: int
     trunk_parameters: int
     seconds: float
@@ -96,21 +98,34 @@ def gathered(setting: Setting, store: Store) -> Results:
             seconds=sum(one["seconds"] for one in merges.values()),
         )
     return Results(
-        starts={(one.family.name, one.seed): _start(one, store) for one in starts(setting)}, groups=groups
+        starts={
+            (one.family.name, one.seed): _start(one, store, setting.test_rows) for one in starts(setting)
+        },
+        groups=groups,
     )
 
 
-def _start(start: Start, store: Store) -> StartResult:
-    found = _result(store, STARTS, start.key)
+def _start(start: Start, store: Store, test_rows: int) -> StartResult:
+    """It is scored here: a start does not depend on how many rows are for tests."""
+    from tasks.validation import accuracy
+
+    found, family = _result(store, STARTS, start.key), start.family
     return StartResult(
-        accuracy=found["test"],
+        accuracy={
+            task.name: accuracy(
+                task_network(family, task),
+                start_model(start, task.name, store),
+                task_rows(family, task, test_rows=test_rows).test,
+            )
+            for task in family.tasks
+        },
         parameters=found["parameters"],
         trunk_parameters=found["trunk_parameters"],
         seconds=found["seconds"],
     )
 
 
-def _result(store: Store, kind: str, key: str) -> dict[str, object] | dict:  # type: ignore[type-arg]
+def _result(store: Store, kind: str, key: str) -> dict[str, Any]:
     found = store.result(kind, key)
     if found is None:
         raise Unfinished(

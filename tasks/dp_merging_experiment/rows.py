@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from infra.canonical import canonical_json, strict_json
 from infra.documents import NetworkRecord
 from tasks.data import Rows, Splits, load_splits
 from tasks.dp_merging_experiment.setting import RELATION, Family, Task
@@ -34,7 +35,7 @@ class TaskRows:
 def task_rows(family: Family, task: Task, *, test_rows: int, with_private: bool = True) -> TaskRows:
     """Load a task's rows: of its public-train rows every second one is for pre-training, up to the family's limit,
     and the others are looked at; of its public-gate rows the first are test rows."""
-    loaded = _loaded(task.name, task.loader, _frozen(task.arguments), with_private)
+    loaded = _loaded(task.loader, canonical_json(dict(task.arguments)), with_private)
     public = loaded.public_train
     pretraining = _rows(public, slice(0, 2 * family.pretraining_rows, 2))
     return TaskRows(
@@ -73,19 +74,11 @@ def _rows(rows: Rows, chosen: slice) -> Rows:
     return Rows(features=rows.features[chosen], labels=rows.labels[chosen])
 
 
-def _frozen(arguments: object) -> str:
-    from infra.canonical import canonical_json
-
-    return canonical_json(arguments).decode()
-
-
 @lru_cache(maxsize=16)
-def _loaded(name: str, loader: str, arguments: str, with_private: bool) -> Splits:
+def _loaded(loader: str, arguments: bytes, with_private: bool) -> Splits:
     """Once for each process: a worker trains a task many times."""
-    import json
-
     return load_splits(
-        DataRecipe(loader=loader, arguments=json.loads(arguments)),
+        DataRecipe(loader=loader, arguments=strict_json(arguments)),
         feature_radius=None,
         n_max=N_MAX,
         neighboring_relation=RELATION,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from accounting.errors import RemergeError
 from infra.canonical import sha256_hex
+from tasks.data import Rows
 from tasks.dp_merging_experiment.calibration import noise_multiplier
 from tasks.dp_merging_experiment.plan import Run, Start
 from tasks.dp_merging_experiment.rows import N_MAX, family_network, task_network, task_rows
@@ -24,18 +26,15 @@ class Unfinished(RemergeError):
 
 
 def make_start(start: Start, store: Store) -> None:
-    """Pre-train a public start, score it on each task's test rows, and keep it."""
+    """Pre-train a public start, and keep it."""
     from tasks.models import state_bytes
     from tasks.task_groups.recipes import Pretrain
     from tasks.task_groups.recipes import Start as GroupStart
     from tasks.task_groups.rows import joined_splits
-    from tasks.task_groups.starts import public_start, start_of
-    from tasks.validation import accuracy
+    from tasks.task_groups.starts import public_start
 
     family = start.family
-    rows = {task.name: task_rows(family, task, test_rows=10**9, with_private=False) for task in family.tasks}
-    from dataclasses import replace
-
+    rows = {task.name: task_rows(family, task, test_rows=1, with_private=False) for task in family.tasks}
     joined = joined_splits(
         {name: replace(one.splits, public_train=one.pretraining) for name, one in rows.items()}
     )
@@ -49,12 +48,6 @@ def make_start(start: Start, store: Store) -> None:
         "seconds": time.perf_counter() - began,
         "parameters": sum(tensor.numel() for tensor in state.values()),
         "trunk_parameters": sum(t.numel() for name, t in state.items() if name.startswith("trunk.")),
-        "test": {
-            task.name: accuracy(
-                task_network(family, task), state_bytes(start_of(task.name, state)), rows[task.name].test
-            )
-            for task in family.tasks
-        },
     }
     store.keep(STARTS, start.key, start.depends_on(), result, state_bytes(state))
 
@@ -121,9 +114,7 @@ def make_run(run: Run, store: Store) -> None:
     state = state_from_bytes(trained.model)
     module = network_with(network, state)
     own, looked_at = score(module, rows.test), score(module, rows.looked_at)
-    few = type(rows.test)(
-        features=rows.test.features[:SHARPNESS_ROWS], labels=rows.test.labels[:SHARPNESS_ROWS]
-    )
+    few = Rows(features=rows.test.features[:SHARPNESS_ROWS], labels=rows.test.labels[:SHARPNESS_ROWS])
     result = {
         "seconds": seconds,
         "noise_multiplier": candidate.noise_multiplier,

@@ -9,7 +9,7 @@ import numpy as np
 
 from tasks.data import Rows
 from tasks.dp_merging_experiment.plan import Run, Scoring
-from tasks.dp_merging_experiment.rows import family_network, task_network, task_rows
+from tasks.dp_merging_experiment.rows import task_network, task_rows
 from tasks.dp_merging_experiment.running import RUNS, STARTS, Unfinished
 from tasks.dp_merging_experiment.setting import Family, Operator
 from tasks.dp_merging_experiment.store import Store
@@ -140,6 +140,3 @@ def _model(run: Run, store: Store) -> bytes:
     if content is None:
         raise Unfinished("A trained model is missing in the cache folder; run the command again.")
     return content
-
-
-__all__ = ["MERGES", "family_network", "make_scoring", "mean_cosine", "merged_scores", "unfinished"]

@@ -85,13 +85,14 @@ def verdict(setting: Setting, results: Results) -> str:
     total = sum(one.total for one in found.values())
     if gains:
         return (
-            f"At this size the paper's gains appear for {' and '.join(gains)}, and not otherwise: of all {total} "
-            f"comparisons with naive DP-SGD, {better} are clearly better."
+            f"At this size the paper's gains appear for {' and '.join(gains)}, and not otherwise: beside naive "
+            f"DP-SGD it is clearly better in {better} of all {total} comparisons."
         )
     worse = sum(one.worse for one in found.values())
     return (
-        f"At this size the paper's gains do not appear: of {total} comparisons with naive DP-SGD (tasks, kind, "
-        f"operator, budget) {better} are clearly better, {worse} clearly worse, and {total - better - worse} undecided."
+        "At this size the paper's gains do not appear: beside naive DP-SGD (by tasks, kind, operator and budget), "
+        f"DP-Merging is clearly better in {better} of {total} comparisons, clearly worse in {worse}, and "
+        f"{total - better - worse} are undecided."
     )
 
 

@@ -132,7 +132,7 @@ def test_words_say_where_there_is_a_gain_a_loss_or_neither() -> None:
     assert (
         "the paper's gains appear for the paired one on two halves of the digits, and not otherwise" in text
     )
-    assert "of all 8 comparisons with naive DP-SGD, 4 are clearly better" in text
+    assert "it is clearly better in 4 of all 8 comparisons" in text
     assert "in points: average +5.0, task_arithmetic +5.0." in text
     assert "(-5.0 points on average: own models +0.0, merges +5.0)" in text
     assert "the paired one: sharpness is lower at every budget and drift does not differ" in text
@@ -142,7 +142,10 @@ def test_words_say_where_there_is_a_gain_a_loss_or_neither() -> None:
     nothing = page(results({PAIRED: 0.0005}, scatter=0.01))
     assert "the paired one: no clear gain or loss over naive DP-SGD" in nothing
     assert "undecided in 4, by +0.0 points" in nothing or "undecided in 4, by +0.1 points" in nothing
-    assert "the paper's gains do not appear: of 8 comparisons" in nothing
+    assert (
+        "DP-Merging is clearly better in 0 of 8 comparisons, clearly worse in 0, and 8 are undecided"
+        in nothing
+    )
     assert "**+" not in nothing.partition("### Merges")[2].partition("### Merge gap")[0]
 
 
