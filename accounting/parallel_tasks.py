@@ -66,6 +66,25 @@ class WorstProfile(PrivacyProfile):
         return max(remove for remove, _ in pairs), max(add for _, add in pairs)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EitherWay(PrivacyProfile):
+    """A record may move either way, so each direction gets the larger delta.
+
+    The two directions of `moved_record` are told apart by which task is left. Of another release they may be the
+    other way about, and where deltas of several releases are added up, unlike ones must not meet.
+    """
+
+    moved: PrivacyProfile
+
+    @property
+    def smallest_delta(self) -> float:
+        return self.moved.smallest_delta
+
+    def deltas(self, epsilon: float) -> tuple[float, float]:
+        largest = max(self.moved.deltas(epsilon))
+        return largest, largest
+
+
 def parallel_tasks(
     trajectories: Sequence[Trajectory], relation: NeighboringRelation, tasks: Sequence[str] | None = None
 ) -> Bound:
@@ -90,7 +109,7 @@ def parallel_tasks(
     profiles = [profile_of(segments, relation) for segments in executed]
     if relation is NeighboringRelation.REPLACE_ONE:
         keys = sorted((full_batch_mu(segments, _ONE), poisson_groups(segments)) for segments in executed)
-        profiles += [moved_record(*pair) for pair in sorted(set(combinations(keys, 2)))]
+        profiles += [EitherWay(moved=moved_record(*pair)) for pair in sorted(set(combinations(keys, 2)))]
     profile, mu = worst_of(profiles)
     extra: tuple[str, ...] = (WEIGHTS_FREE,)
     if len(executed) > 1:
@@ -107,8 +126,13 @@ def parallel_tasks(
 
 def worst_of(profiles: Sequence[PrivacyProfile]) -> tuple[PrivacyProfile, float | None]:
     """The pointwise largest profile, and its mu where all are Gaussian."""
-    mus = [profile.mu for profile in profiles if isinstance(profile, GaussianProfile)]
-    others = [profile for profile in profiles if not isinstance(profile, GaussianProfile)]
+    plain = [profile.moved if isinstance(profile, EitherWay) else profile for profile in profiles]
+    mus = [profile.mu for profile in plain if isinstance(profile, GaussianProfile)]
+    others = [
+        profile
+        for profile, bare in zip(profiles, plain, strict=True)
+        if not isinstance(bare, GaussianProfile)
+    ]
     gaussian = [GaussianProfile(mu=max(mus))] if mus else []
     if not others:
         return gaussian[0], gaussian[0].mu

@@ -82,7 +82,7 @@ def _outcome_checks(certificate: Certificate, trajectories: Mapping[str, Traject
     """Each component's own epsilon, and that of what was drawn."""
     checks = []
     if certificate.mechanism in (Mechanism.RANDOM_SELECTION, Mechanism.OPERATOR):
-        what = f"fresh noise, which a {str(certificate.mechanism).replace('_', ' ')} has none of"
+        what = f"fresh noise, of which releases by {str(certificate.mechanism).replace('_', ' ')} have none"
         checks.append(compare(what, certificate.fresh_noise, 0.0))
     numbered = [f"merge-{number}" for number in range(1, len(certificate.components) + 1)]
     checks.append(compare("names of components", [part.name for part in certificate.components], numbered))

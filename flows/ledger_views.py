@@ -54,7 +54,10 @@ def print_ledger(
         console.print("Nothing was ever released, so there is no ledger yet.")
     for name, entries in books.items():
         console.print(_entries_table(name, entries))
-        console.print(_figures_table(ledger_figures(entries, delta), delta))
+        found = ledger_figures(entries, delta)
+        console.print(_figures_table(found, delta))
+        if found.reason is not None:
+            console.print(found.reason, highlight=False, soft_wrap=True)
     if books:
         console.print(NOT_ADDITIVE, highlight=False)
 
@@ -95,8 +98,6 @@ def _figures_table(found: Figures, delta: float) -> Table:
         table.add_row(f"the releases of {region}", str(found.counts[region]), _number(figure))
     everywhere = sum(found.counts.values())
     table.add_row("those of all regions (colluding)", str(everywhere), _number(found.everywhere))
-    if found.reason is not None:
-        table.caption = found.reason
     return table
 
 

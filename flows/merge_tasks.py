@@ -115,6 +115,7 @@ def _checked_policy(
     from tasks.merging import needs
     from tasks.policy_merges import parsed_options, with_checked_options
     from tasks.services import open_services
+    from tasks.task_groups.reachable import require_reachable
 
     missing = [name for name in ("epsilon", "delta") if fields[name] is None]
     if missing:
@@ -143,6 +144,7 @@ def _checked_policy(
             f"Selection {policy.selection} compares candidates by utilities, which not all candidates of {group.name} "
             f"have: {remedy[policy.selection]} in its recipe, or choose `--selection noise`."
         )
+    require_reachable(group, policy)
     if policy.delta >= 1 / group.n_max:
         out.print(
             f"[yellow]Warning:[/] delta {policy.delta:g} is not below 1 / n_max = {1 / group.n_max:.3g}; a mechanism "

@@ -199,6 +199,9 @@ class PortfolioManifest(Document):
             raise ValueError("tasks names the task of every candidate, and of no other")
         if set(self.tasks.values()) != set(self.task_data) or len(self.task_data) < 2:
             raise ValueError("tasks and task_data name the same tasks, at least two")
+        digests = [data.private.digest for data in self.task_data.values()]
+        if self.records == "disjoint" and len(set(digests)) < len(digests):
+            raise ValueError("two tasks have the same private data, so their records are not disjoint")
         return self
 
     @model_serializer(mode="wrap")

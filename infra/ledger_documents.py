@@ -36,6 +36,12 @@ class LedgerOutcome(Document):
     data_digests: dict[str, Digest] | None = None  # by candidate, with tasks: keyed, of the private rows
 
     @model_validator(mode="after")
+    def _a_path_each(self) -> Self:
+        if set(self.paths) != set(self.candidates):
+            raise ValueError("paths are of exactly the candidates")
+        return self
+
+    @model_validator(mode="after")
     def _a_task_each(self) -> Self:
         for given in (self.tasks, self.data_digests):
             if given is not None and set(given) != set(self.candidates):

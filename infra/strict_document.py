@@ -76,6 +76,8 @@ def first_fault(error: ValidationError) -> str:
     field = ".".join(str(part) for part in fault["loc"]) or "document"
     found = "" if fault["type"] == "missing" else f" (found {_short(fault['input'])})"
     message = re.sub(r"^Value error, ", "", fault["msg"])
+    if fault["type"] == "string_pattern_mismatch" and NAME in message:
+        message = "should be lower-case letters, digits and hyphens, at most 63"
     return f"{field}: {message[0].lower()}{message[1:]}{found}."
 
 

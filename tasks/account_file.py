@@ -83,6 +83,13 @@ class SegmentEntry(Document):
     optimizer: Annotated[str, Field(min_length=1)] = "sgd"
     momentum: Annotated[float, Field(ge=0)] = 0.0
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    ascent_radius: Annotated[
+        float,
+        Field(ge=0, le=FARTHEST, description="of DP-SAM, with an optimizer such as dp_sam; changes no bound"),
+    ] = 0.0
+    anchor_strength: Annotated[
+        float, Field(ge=0, le=FARTHEST, description="of the pull towards the public start; changes no bound")
+    ] = 0.0
     sampler: Annotated[
         Literal["full_batch", "poisson"] | None,
         Field(description="default: by sampling_probability"),

@@ -36,17 +36,9 @@ def accountable(
         InvalidInput: as `require_utilities`.
     """
     require_utilities(manifest, policy.selection)
-    expected = {
-        "portfolio": manifest.name,
-        "lineage": manifest.lineage,
-        "unit": manifest.unit,
-        "neighboring_relation": manifest.neighboring_relation,
-        "initialisation_digest": manifest.initialisation_digest,
-    }
     for record in manifest.candidates:
         trajectory = loaded[record.name].trajectory
-        own = {**expected, "data_digest": manifest.private_digest_of(record.name)}
-        for name, value in own.items():
+        for name, value in recorded_of(manifest, record.name).items():
             found = str(getattr(trajectory, name))
             if found != value:
                 raise IncompatibleCandidates(
@@ -68,6 +60,18 @@ def accountable(
         )
         for record in manifest.candidates
     )
+
+
+def recorded_of(manifest: PortfolioManifest, candidate: str) -> dict[str, str]:
+    """What a candidate's trajectory must say of itself, by field, for all that the portfolio's manifest says."""
+    return {
+        "portfolio": manifest.name,
+        "lineage": manifest.lineage,
+        "unit": manifest.unit,
+        "neighboring_relation": manifest.neighboring_relation,
+        "initialisation_digest": manifest.initialisation_digest,
+        "data_digest": manifest.private_digest_of(candidate),
+    }
 
 
 def require_utilities(manifest: PortfolioManifest, selection: str) -> None:

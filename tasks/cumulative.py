@@ -65,6 +65,12 @@ class Figures:
     reason: str | None
 
 
+def relations_of(releases: Sequence[PastRelease]) -> list[str]:
+    """The neighbouring relations that releases were recorded under, sorted."""
+    runs = (run for release in releases for outcome in release.outcomes for run in outcome.runs)
+    return sorted({str(run.neighboring_relation) for run in runs})
+
+
 def ledger_figures(entries: Sequence[LedgerEntry], delta: float) -> Figures:
     """What everything in a ledger costs together, over all regions and for each.
 
@@ -75,10 +81,16 @@ def ledger_figures(entries: Sequence[LedgerEntry], delta: float) -> Figures:
     releases = past_of(entries, "").releases
     regions = sorted({release.region for release in releases})
     counts = {region: sum(release.region == region for release in releases) for region in regions}
-    relation = parse_relation(entries[0].neighboring_relation)
     reasons: list[str] = []
 
     def epsilon(some: Sequence[PastRelease]) -> float | None:
+        found_relations = relations_of(some)
+        if len(found_relations) > 1:
+            reasons.append(
+                f"Releases under different neighbouring relations ({', '.join(found_relations)}) are never added up."
+            )
+            return None
+        relation = parse_relation(found_relations[0])
         try:
             found = cumulative(some, relation).epsilon(delta)
         except RemergeError as error:

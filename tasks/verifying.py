@@ -20,6 +20,7 @@ from accounting.trajectory import Trajectory
 from infra.canonical import digest, sha256_hex, strict_json
 from infra.documents import Draw, LedgerEntry, Policy, PortfolioManifest, ReleaseManifest
 from infra.releases import CERTIFICATE, DRAW, MODEL
+from tasks.candidates import recorded_of
 from tasks.drawing import drawn_index
 from tasks.policy_merges import allows, merge_rule, options_of
 from tasks.release_merging import ROUNDING, Material, merged, relative_difference, rounds_alike
@@ -63,7 +64,7 @@ def verify(evidence: Evidence) -> Iterator[Check]:
         ("portfolio", lambda: _of_portfolio(certificate, evidence.portfolio)),
         ("draw", lambda: _of_draw(certificate, evidence)),
         ("model", lambda: _of_model(certificate, evidence)),
-        ("trajectories", lambda: read),
+        ("trajectories", lambda: [*read, *_of_runs(evidence.portfolio, runs)]),
         ("ledger", lambda: _of_ledger(certificate, evidence, runs)),
     ]
     if len(runs) == len(certificate.candidates):
@@ -251,7 +252,10 @@ def _runs(certificate: Certificate, stored: Mapping[str, bytes]) -> tuple[dict[s
         what = f"trajectory of {name}"
         if name not in stored:
             checks.append(
-                failed(what, "It is not at hand: start the stack, or name a folder by --trajectories.")
+                failed(
+                    what,
+                    "It is not at hand: if the stack is down start it, or name a folder by --trajectories.",
+                )
             )
             continue
         checks.append(compare(f"digest of the {what}", reference.trajectory_sha256, sha256_hex(stored[name])))
@@ -263,6 +267,20 @@ def _runs(certificate: Certificate, stored: Mapping[str, bytes]) -> tuple[dict[s
         whole, _, _ = certificate.portfolio.partition("@")
         checks.append(compare(f"portfolio of the {what}", whole, runs[name].portfolio.partition("@")[0]))
     return runs, checks
+
+
+def _of_runs(portfolio: PortfolioManifest | None, runs: Mapping[str, Trajectory]) -> list[Check]:
+    """The trajectories are of this portfolio's data, start and lineage."""
+    if portfolio is None:
+        return []
+    known = {record.name for record in portfolio.candidates}
+    return [
+        compare(f"{field} of the trajectory of {name}", value, str(getattr(run, field)))
+        for name, run in runs.items()
+        if name in known
+        for field, value in recorded_of(portfolio, name).items()
+        if field != "portfolio"  # compared where the trajectory was read
+    ]
 
 
 def _of_ledger(

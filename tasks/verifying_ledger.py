@@ -6,10 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from accounting.certificate import Certificate
 from accounting.checks import AGREEMENT, Check, compare, compare_numbers, failed
+from accounting.merges import DISJOINT
 from accounting.plan import Mechanism
+from accounting.selection_rules import UNACCOUNTED
 from accounting.trajectory import Trajectory, segment_to_dict, union_of_segments
 from infra.canonical import canonical_json, sha256_hex
 from infra.documents import LedgerEntry, Policy
+from infra.ledger_documents import LedgerOutcome
 from tasks.cumulative import figures
 from tasks.past import past_of
 from tasks.scope import SCOPE_WORDS, scope_fault
@@ -75,6 +78,13 @@ def _of_entry(
         for name in {*stated.get(outcome.name, (0.0, {}))[1], *certificate.consulted}
         - set(outcome.candidates)
     ]
+    only = [
+        name
+        for outcome in entry.outcomes
+        for name in set(outcome.candidates)
+        - {*stated.get(outcome.name, (0.0, {}))[1], *certificate.consulted}
+        if certificate.selection != UNACCOUNTED  # whose certificate names no model that was looked at
+    ]
     drawn = None if certificate.realised is None else certificate.realised.candidate
     checks = [
         compare(CERTIFICATE_IN_LEDGER, sha256_hex(content), entry.certificate_digest),
@@ -87,14 +97,34 @@ def _of_entry(
         compare("drawn outcome in the ledger", drawn, entry.drawn),
         compare("outcomes in the ledger", stated, written),
         compare("candidates that the ledger leaves out", missing, []),
+        compare("candidates that only the ledger names", only, []),
     ]
     for outcome in entry.outcomes:
-        known = [runs[name] for name in outcome.candidates if name in runs]
-        if len(known) == len(outcome.candidates):
-            steps = [segment_to_dict(segment) for segment in union_of_segments(tuple(known))]
-            same = sorted(map(canonical_json, steps)) == sorted(map(canonical_json, outcome.segments))
-            checks.append(compare(f"steps in the ledger of {', '.join(outcome.candidates)}", same, True))
+        checks += _of_outcome(certificate, outcome, runs)
     return checks
+
+
+def _of_outcome(
+    certificate: Certificate, outcome: LedgerOutcome, runs: Mapping[str, Trajectory]
+) -> list[Check]:
+    """What the cumulative figures are computed from is what the certificate and the runs say."""
+    whose = ", ".join(outcome.candidates)
+    apart = certificate.records == DISJOINT and set(outcome.candidates) <= set(certificate.tasks)
+    tasks = {name: certificate.tasks[name] for name in outcome.candidates} if apart else None
+    checks = [compare(f"tasks in the ledger of {whose}", tasks, outcome.tasks)]
+    known = {name: runs[name] for name in outcome.candidates if name in runs}
+    if len(known) < len(outcome.candidates):
+        return checks
+    steps = [segment_to_dict(segment) for segment in union_of_segments(tuple(known.values()))]
+    same = sorted(map(canonical_json, steps)) == sorted(map(canonical_json, outcome.segments))
+    paths = {name: tuple((one.id, one.steps) for one in run.segments) for name, run in known.items()}
+    data = {name: run.data_digest for name, run in known.items()} if apart else None
+    return [
+        *checks,
+        compare(f"steps in the ledger of {whose}", same, True),
+        compare(f"paths in the ledger of {whose}", paths, outcome.paths),
+        compare(f"data in the ledger of {whose}", data, outcome.data_digests),
+    ]
 
 
 def _of_cumulative(

@@ -31,7 +31,7 @@ from tasks.data.loading import (
     require_public_alone,
 )
 from tasks.data.projection import project
-from tasks.data.rows import Enforced, Rows, Splits
+from tasks.data.rows import Enforced, Rows, Splits, record_digests
 from tasks.data.tables import csv, parquet
 
 __all__ = [
@@ -50,5 +50,6 @@ __all__ = [
     "mnist",
     "parquet",
     "project",
+    "record_digests",
     "require_public_alone",
 ]

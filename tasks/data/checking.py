@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import numpy as np
 
 from accounting.errors import InvalidInput
-from tasks.data.rows import Rows, Splits, blocks
+from tasks.data.rows import Rows, Splits, blocks, record_digests
 
 _NUMBERS = "biuf"  # numpy's kinds of numbers: bool, whole, unsigned, floating point
 
@@ -61,7 +60,11 @@ def checked(rows: Any, name: str, classes: int, where: str) -> Rows:
         raise InvalidInput(
             f"{where} returned {name} labels outside 0 to {classes - 1} (it says {classes} classes)."
         )
-    return Rows(features=features, labels=labels.astype(np.int64))
+    if rows.records is not None and not (
+        isinstance(rows.records, frozenset) and all(isinstance(one, bytes) for one in rows.records)
+    ):
+        raise InvalidInput(f"{where} returned {name} records that are not from tasks.data.record_digests.")
+    return Rows(features=features, labels=labels.astype(np.int64), records=rows.records)
 
 
 def _array(values: Any, what: str) -> np.ndarray:
@@ -104,7 +107,7 @@ def refuse_overlap(parts: dict[str, Rows], where: str) -> None:
 
     Rows are compared by a digest of 16 bytes: whole rows of a large data set would need its memory once more.
     """
-    found = {name: row_digests(rows.features) for name, rows in parts.items()}
+    found = {name: record_digests(rows.features) for name, rows in parts.items()}
     for one, other in (
         ("private", "public_train"),
         ("private", "public_gate"),
@@ -116,8 +119,3 @@ def refuse_overlap(parts: dict[str, Rows], where: str) -> None:
                 f"{where} returned {shared} record{'s' if shared > 1 else ''} both as {one} and as {other}; "
                 "split the data by a rule that puts copies of a record on one side."
             )
-
-
-def row_digests(features: np.ndarray) -> set[bytes]:
-    """Digests of the rows' exact bytes, of 16 bytes each: equal for equal rows, and but for a miracle no others."""
-    return {hashlib.blake2b(memoryview(row).cast("B"), digest_size=16).digest() for row in features}

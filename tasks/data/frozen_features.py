@@ -21,7 +21,7 @@ from accounting.errors import InvalidInput
 from infra.canonical import digest
 from tasks.data.feature_cache import remembered
 from tasks.data.image_sets import CIFAR10, FASHION_MNIST, MNIST
-from tasks.data.rows import Rows, Splits
+from tasks.data.rows import Rows, Splits, record_digests
 from tasks.import_path import call
 
 if TYPE_CHECKING:
@@ -191,7 +191,8 @@ def _featured(rows: Rows, name: str, network: _Network, bias: bool) -> Rows:
     if bias:
         constant = np.full((len(features), 1), _BIAS, dtype=np.float32)
         features = np.hstack([features, constant])
-    return Rows(features=features, labels=rows.labels, handed_over=True)
+    records = record_digests(rows.features) if rows.records is None else rows.records
+    return Rows(features=features, labels=rows.labels, handed_over=True, records=records)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from accounting.errors import InvalidInput
-from tasks.data.rows import Rows, Splits
+from tasks.data.rows import Rows, Splits, record_digests
 
 
 def digits(*, with_private: bool = True, classes: Sequence[int] = tuple(range(10))) -> Splits:
@@ -39,7 +39,11 @@ def digits(*, with_private: bool = True, classes: Sequence[int] = tuple(range(10
         rows = kept(start, end)
         centred = bundle.data[rows] / 16 - public_mean
         features = np.hstack([centred, np.full((len(rows), 1), 0.3)]).astype(np.float32)
-        return Rows(features=features, labels=positions[bundle.target[rows]].astype(np.int64))
+        return Rows(
+            features=features,
+            labels=positions[bundle.target[rows]].astype(np.int64),
+            records=record_digests(bundle.data[rows]),
+        )
 
     rule = (
         'scikit-learn\'s digits ordered by the SHA-256 of "digits:<row number>"; the first 1,200 are '

@@ -32,7 +32,7 @@ def shrink(features: np.ndarray, radius: float) -> None:
         rounded = scaled.astype(np.float32)
         away = np.abs(rounded.astype(np.float64)) > np.abs(scaled)
         rounded[away] = np.nextafter(rounded[away], np.float32(0))
-        part[long] = rounded
+        part[long] = rounded + np.float32(0)  # -0 becomes 0, so that rows that are equal have equal bytes
 
 
 def row_norms(features: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from accounting.errors import InvalidInput
-from tasks.data.rows import Rows, Splits
+from tasks.data.rows import Rows, Splits, record_digests
 from tasks.data.table_reading import Columns, Reader, Table, read_csv, read_parquet
 from tasks.data.table_scaling import Scaling, scaling_of
 
@@ -135,13 +135,14 @@ def _split(table: Table, shares: tuple[float, float], with_private: bool) -> dic
 
 
 def _rows(table: Table, scaling: Scaling, width: int, bias: float) -> Rows:
+    records = record_digests(table.features)
     features = np.empty((len(table.labels), width + (1 if bias else 0)), dtype=np.float32)
     for column in range(width):  # one column at a time: float64 of a whole table would be twice its memory
         with np.errstate(over="ignore"):  # load_splits refuses what is then infinite
             features[:, column] = scaling.apply(column, table.features[:, column])
     if bias:
         features[:, -1] = bias
-    return Rows(features=features, labels=table.labels, handed_over=True)
+    return Rows(features=features, labels=table.labels, handed_over=True, records=records)
 
 
 def _place(path: str) -> Path:

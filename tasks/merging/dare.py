@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from tasks.merging.inputs import Inputs
-from tasks.merging.operator import SAME_CANDIDATES, Needs, Operator, Options, flag, number, share, whole
+from tasks.merging.operator import SAME_CANDIDATES, Needs, Operator, Options, flag, scaling, share, whole
 
 
 def _rule(options: Options) -> str:
@@ -68,7 +68,7 @@ def mask(seed: int, candidate: str, tensor: str, span: slice, density: float) ->
 DARE = Operator(
     name="dare",
     needs=Needs(base=True),
-    options={"density": share(0.5), "seed": whole(0), "rescale": flag(True), "scale": number(1.0)},
+    options={"density": share(0.5), "seed": whole(0), "rescale": flag(True), "scale": scaling(1.0)},
     rule=_rule,
     prepare=_prepare,
 )

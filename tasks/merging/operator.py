@@ -88,8 +88,13 @@ def share(default: float) -> Option:
     return Option(default=default, fits=lambda value: 0 < value <= 1, words="a number above 0 and at most 1")
 
 
-def number(default: float) -> Option:
-    return Option(default=default, fits=isfinite, words="a finite number")
+def scaling(default: float) -> Option:
+    """Of a task vector; 0 would release the public start, and more than a million overflows most types."""
+    return Option(
+        default=default,
+        fits=lambda value: 0 < abs(value) <= 1e6,
+        words="a number other than 0, from -1e6 to 1e6",
+    )
 
 
 def positive(default: float) -> Option:

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from tasks.merging.inputs import Inputs
-from tasks.merging.operator import SAME_CANDIDATES, Needs, Operator, Options, flag, number, share
+from tasks.merging.operator import SAME_CANDIDATES, Needs, Operator, Options, flag, scaling, share
 from tasks.merging.ranking import ranked
 
 CLIPPED = 0.0001  # the share at either end
@@ -91,7 +91,7 @@ def _unit(values: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
 PCB = Operator(
     name="pcb",
     needs=Needs(base=True, same_bytes_everywhere=False),
-    options={"density": share(0.1), "scale": number(1.0), "normalize": flag(True)},
+    options={"density": share(0.1), "scale": scaling(1.0), "normalize": flag(True)},
     weights="positive",
     rule=_rule,
     prepare=_prepare,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from tasks.merging.inputs import Inputs
-from tasks.merging.operator import SAME_CANDIDATES, Needs, Operator, Options, number
+from tasks.merging.operator import SAME_CANDIDATES, Needs, Operator, Options, scaling
 
 
 def _rule(options: Options) -> str:
@@ -37,7 +37,7 @@ def _prepare(inputs: Inputs) -> Callable[[str], Iterator[np.ndarray]]:
 TASK_ARITHMETIC = Operator(
     name="task_arithmetic",
     needs=Needs(base=True),
-    options={"scale": number(1.0)},
+    options={"scale": scaling(1.0)},
     rule=_rule,
     prepare=_prepare,
 )

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from tasks.merging.inputs import Inputs
-from tasks.merging.operator import SAME_CANDIDATES, Needs, Operator, Options, flag, number, share
+from tasks.merging.operator import SAME_CANDIDATES, Needs, Operator, Options, flag, scaling, share
 from tasks.merging.ranking import ranked
 
 
@@ -82,7 +82,7 @@ def _added(values: np.ndarray) -> np.ndarray:
 TIES = Operator(
     name="ties",
     needs=Needs(base=True),
-    options={"density": share(0.2), "scale": number(1.0), "normalize": flag(True)},
+    options={"density": share(0.2), "scale": scaling(1.0), "normalize": flag(True)},
     weights="positive",
     rule=_rule,
     prepare=_prepare,

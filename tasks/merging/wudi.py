@@ -28,7 +28,7 @@ import numpy as np
 
 from tasks.merging.elimination import product, solved
 from tasks.merging.inputs import Inputs
-from tasks.merging.operator import SAME_CANDIDATES, Needs, Operator, Options, number, ridge
+from tasks.merging.operator import SAME_CANDIDATES, Needs, Operator, Options, ridge, scaling
 
 
 def _rule(options: Options) -> str:
@@ -104,7 +104,7 @@ def _of_moved(vectors: np.ndarray) -> list[np.ndarray]:
 WUDI = Operator(
     name="wudi",
     needs=Needs(base=True),
-    options={"ridge": ridge(1e-6), "scale": number(1.0)},
+    options={"ridge": ridge(1e-6), "scale": scaling(1.0)},
     weights="positive",
     rule=_rule,
     prepare=_prepare,

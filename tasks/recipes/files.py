@@ -131,6 +131,10 @@ def sentence_of(where: str, error: ValidationError, candidates: Mapping[str, Any
         return f"{where}: unknown field {field}{owner}; check its spelling."
     if fault["type"] == "missing":
         return f"{where}: the field {field}{owner} is missing."
+    if fault["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        message = "must be a mapping of its fields"
+    if location[-1:] == ["[key]"]:
+        field = f"the name {location[-2]!r} in {'.'.join(location[:-2])}"
     if fault["type"] == "string_pattern_mismatch":
         message = "should be lower-case letters, digits and hyphens, at most 63"
     if not field:

@@ -2,10 +2,12 @@
 
 Records are compared by the exact bytes of their features as they are trained on, after projection. That is the
 stricter of the two places to look: rows that are equal before projection are equal after it, and some that differed
-before are equal after, such as two long rows of one direction. Labels are not looked at.
+before are equal after, such as two long rows of one direction. Labels are not looked at. Where a loader prepares rows
+in a way that depends on its arguments, such as by subtracting the public mean of some classes, it hands over digests of
+the records as they were before (`Rows.records`; the built-in loaders do), and these are compared too.
 
-**What this cannot see.** Near copies: another scan of a page, a picture with one pixel changed. One record that the
-tasks' loaders prepare differently, for example by subtracting different public means. Two records about one
+**What this cannot see.** Near copies: another scan of a page, a picture with one pixel changed. One record that two
+loaders prepare differently without telling what it was, or a table's columns in another order. Two records about one
 person, where the person is what should be protected. And why a record is in its task: the rule for disjoint data
 also needs that this was decided from that record alone. Where any of this may be, say `records: shared`.
 """
@@ -16,8 +18,7 @@ from collections.abc import Mapping
 from itertools import combinations
 
 from accounting.errors import InvalidInput
-from tasks.data import Rows, Splits
-from tasks.data.checking import row_digests
+from tasks.data import Rows, Splits, record_digests
 
 
 class NotDisjoint(InvalidInput):
@@ -34,7 +35,7 @@ def require_disjoint(splits: Mapping[str, Splits], where: str) -> None:
     Raises:
         NotDisjoint: naming the first two tasks at fault.
     """
-    found = {task: row_digests(_private(one, task).features) for task, one in splits.items()}
+    found = {task: _records(_private(one, task)) for task, one in splits.items()}
     for one, other in combinations(found, 2):
         if not found[one].isdisjoint(found[other]):
             raise NotDisjoint(
@@ -53,7 +54,7 @@ def require_public_apart(splits: Mapping[str, Splits], where: str) -> None:
         InvalidInput: naming the first two tasks at fault.
     """
     found = {
-        (task, part): row_digests(rows.features)
+        (task, part): _records(rows)
         for task, one in splits.items()
         for part in ("private", "public_train", "public_gate")
         if (rows := getattr(one, part)) is not None
@@ -64,6 +65,11 @@ def require_public_apart(splits: Mapping[str, Splits], where: str) -> None:
                 f"{where}: records are {_words(part)} of task {one} and {_words(other_part)} of task {other}; split "
                 "both by a rule that puts copies of a record on one side."
             )
+
+
+def _records(rows: Rows) -> frozenset[bytes]:
+    """All that the rows' records may be known again by."""
+    return record_digests(rows.features) | (rows.records or frozenset())
 
 
 def _words(part: str) -> str:

@@ -52,7 +52,7 @@ class Start(Document):
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
         if (self.seed is None) == (self.pretrain is None):
-            raise ValueError("give either a seed or pretrain, which brings its own")
+            raise ValueError("needs either a seed or pretrain, which brings its own")
         return self
 
     @property

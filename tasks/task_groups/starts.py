@@ -80,7 +80,14 @@ def _pretrained(
         for step in range(1, pretrain.steps + 1):
             batch = torch.randperm(len(rows), generator=order)[:size]
             optimizer.zero_grad()
-            CROSS_ENTROPY.losses(module(features[batch]), labels[batch]).mean().backward()
+            try:
+                loss = CROSS_ENTROPY.losses(module(features[batch]), labels[batch]).mean()
+            except Exception as error:  # noqa: BLE001 - whatever a user's trunk raises, on public rows
+                raise InvalidInput(
+                    f"The trunk {network.arguments['trunk']['factory']} failed on public rows with "
+                    f"{type(error).__name__}: {error}; correct it, or its arguments and width in the recipe."
+                ) from None
+            loss.backward()
             optimizer.step()
             on_step(step)
     trained = {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}

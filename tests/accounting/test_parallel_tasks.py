@@ -17,6 +17,7 @@ from accounting.ascent import SAME_BATCH_ASCENT
 from accounting.budget import NeighboringRelation
 from accounting.errors import AccountingError, IncompatibleCandidates, InvalidInput
 from accounting.joint_release import joint_release, single_run
+from accounting.ledger import Outcome, PastRelease, cumulative
 from accounting.parallel_tasks import (
     DISJOINT_TASKS,
     MAY_CHANGE_TASK,
@@ -26,7 +27,7 @@ from accounting.parallel_tasks import (
 )
 from accounting.pld import PoissonGroup, composed_profile
 from accounting.profile import DiscretisedProfile, GaussianProfile
-from accounting.trajectory import Trajectory
+from accounting.trajectory import ParentStep, Trajectory
 
 ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
 REPLACE = NeighboringRelation.REPLACE_ONE
@@ -151,6 +152,30 @@ def test_a_removal_and_an_addition_are_not_two_of_the_same() -> None:
     differences = [m - s for e in EPSILONS for m, s in zip(moved.deltas(e), same_way.deltas(e), strict=True)]
     assert min(differences) < -1e-4
     assert max(differences) > 1e-4
+
+
+def test_a_draw_between_tasks_never_adds_up_unlike_directions(make_task: TaskMaker) -> None:
+    """Two outcomes of the same losses, of which a step of next to no privacy turns the directions round.
+
+    An outside attack: delta at epsilon 8 was 2.596e-5, where each outcome alone has 2.766e-5.
+    """
+
+    def task(name: str, noise: float, q: float, steps: int, **changes: Any) -> Trajectory:
+        return make_task(name, noise, steps, relation=REPLACE, sampling_probability=q, lineage="l", **changes)
+
+    loud = {"noise": 0.34849525603761655, "q": 0.01, "steps": 3}
+    often = {"noise": 1.2271521806385897, "q": 0.5, "steps": 1}
+    first = [replace(task("a1", **loud), data_digest="a"), replace(task("b1", **often), data_digest="b")]
+    second = [replace(task("a2", **loud), data_digest="a"), replace(task("b2", **often), data_digest="b")]
+    quiet = replace(make_task("a2-start", 1e6, 1, relation=REPLACE, lineage="l").segments[0])
+    (sampled,) = second[0].segments
+    after = ParentStep(run="a2", segment=quiet.id, step=1)
+    second[0] = replace(second[0], segments=(quiet, replace(sampled, parent=after)))
+    alone = parallel_tasks(first, REPLACE, ["a", "b"]).delta(8.0)
+    outcomes = tuple(Outcome(probability=0.5, runs=tuple(runs), tasks=("a", "b")) for runs in (first, second))
+    drawn = cumulative([PastRelease(region="eu", outcomes=outcomes)], REPLACE).delta(8.0)
+    assert alone == pytest.approx(2.766e-5, rel=1e-3)
+    assert drawn >= alone * (1 - 1e-9)
 
 
 def test_a_moved_record_beside_full_batch_steps(make_task: TaskMaker) -> None:

@@ -30,7 +30,11 @@ BUDGET = ("--region", "eu", "--epsilon", "4", "--delta", "1e-5")
         ((*BUDGET, "--selection", "public_twin"), "set `public_twins: true` in its recipe"),
         ((*BUDGET, "--selection", "stated"), "state a `utility` for each in its recipe"),
         ((*BUDGET, "--min-accuracy", "1.5"), "policy: min_accuracy"),
-        (("--region", "EU", *BUDGET[2:]), "policy: region"),
+        (("--region", "EU", *BUDGET[2:]), "policy: region: should be lower-case letters"),
+        (
+            ("--region", "eu", "--epsilon", "0.9", "--delta", "1e-5"),
+            "No candidate of task low will reach epsilon 0.9",
+        ),
     ],
 )
 def test_a_policy_that_will_not_do_is_refused_first(options: tuple[str, ...], sentence: str) -> None:

@@ -70,7 +70,10 @@ def test_a_changed_file_fails_by_name(pulled: Path) -> None:
 def test_without_trajectories_or_stack_it_fails(pulled: Path) -> None:
     ended = verify(pulled, "certificate.json")
     assert ended.returncode == 1
-    assert "It is not at hand: start the stack, or name a folder by --trajectories." in ended.stdout
+    assert (
+        "It is not at hand: if the stack is down start it, or name a folder by --trajectories."
+        in ended.stdout
+    )
 
 
 @pytest.mark.parametrize(

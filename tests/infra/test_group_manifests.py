@@ -86,6 +86,10 @@ def test_a_groups_manifest_tells_whose_data_each_candidate_was_trained_on() -> N
         ({"tasks": {"a": "left", "b": "left"}}, "name the same tasks, at least two"),
         ({"tasks": {"a": "left", "b": "middle"}}, "name the same tasks, at least two"),
         ({"tasks": {"a": "left", "b": "Right"}}, "tasks"),
+        (
+            {"task_data": {"left": data_of("b" * 64), "right": data_of("b" * 64)}},
+            "two tasks have the same private data",
+        ),
     ],
 )
 def test_half_a_group_is_refused(change: dict[str, Any], sentence: str) -> None:

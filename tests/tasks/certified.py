@@ -276,17 +276,20 @@ def _plan(kind: Kind, policy: Policy, candidates: list[Candidate]) -> Plan:
 
 def _portfolio(kind: Kind, stored: Mapping[str, bytes], models: Mapping[str, bytes]) -> PortfolioManifest:
     split = {"rows": 10, "digest": "1" * 64}
-    data = {
-        "loader": "module:function",
-        "split_rule": "a rule",
-        "private": {**split, "rows": None},
-        "public_train": split,
-        "public_gate": split,
-    }
+
+    def data(private: str) -> dict[str, Any]:
+        return {
+            "loader": "module:function",
+            "split_rule": "a rule",
+            "private": {"rows": None, "digest": private},
+            "public_train": split,
+            "public_gate": split,
+        }
+
     group = {
         "tasks": dict(kind.tasks),
         "records": "disjoint",
-        "task_data": dict.fromkeys(set(kind.tasks.values()), data),
+        "task_data": {task: data(kind.data_digest_of(name)) for name, task in kind.tasks.items()},
     }
     return PortfolioManifest.from_fields(
         {
@@ -297,7 +300,7 @@ def _portfolio(kind: Kind, stored: Mapping[str, bytes], models: Mapping[str, byt
             "unit": "record",
             "neighboring_relation": kind.relation.value,
             "recipe_digest": "2" * 64,
-            "data": data,
+            "data": data("d" * 64),
             "network": {"factory": "module:function"},
             "initialisation_digest": "e" * 64,
             "feature_radius": 1.0,

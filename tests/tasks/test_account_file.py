@@ -13,11 +13,13 @@ import yaml
 
 from accounting.budget import NeighboringRelation
 from accounting.errors import InvalidInput
+from accounting.joint_release import single_run
 from accounting.trajectory import segment_to_dict
 from tasks.account_file import AccountFile, account_schema, load_account_file, schema_path
 from tasks.account_runs import Run, release_of, runs_of
 
-EXAMPLES = sorted((Path(__file__).parent.parent.parent / "docs/examples").glob("*.*"))
+FOLDER = Path(__file__).parent.parent.parent / "docs/examples"
+EXAMPLES = sorted([*FOLDER.glob("*.yaml"), *FOLDER.glob("*.json")])
 SEGMENT: dict[str, Any] = {
     "id": "s",
     "steps": 20,
@@ -103,6 +105,7 @@ def test_what_is_left_out_has_the_defaults_of_a_trajectory(tmp_path: Path) -> No
     assert (segment.sampler, sampled.segments[0].sampler) == ("full_batch", "poisson")
     assert (segment.momentum, segment.weight_decay, segment.clipping) == (0, 0, "flat")
     assert (segment.schedule, segment.optimizer, segment.parent) == ("fixed", "sgd", None)
+    assert (segment.ascent_radius, segment.anchor_strength) == (0, 0)
     assert segment.update_lipschitz == math.inf
     assert full.neighboring_relation is NeighboringRelation.REPLACE_ONE
 
@@ -193,3 +196,18 @@ def test_what_is_no_json_is_refused(text: str, sentence: str, tmp_path: Path) ->
         load_account_file(path)
     assert sentence in caught.value.message
     assert "\n" not in caught.value.message
+
+
+def test_a_paired_run_is_accounted_as_one(tmp_path: Path) -> None:
+    paired = {
+        **SEGMENT,
+        "id": "paired",
+        "optimizer": "dp_sam",
+        "ascent_radius": 0.05,
+        "anchor_strength": 0.01,
+    }
+    plain, found = (run.trajectory for run in runs(tmp_path, plain=[SEGMENT], paired=[paired]).values())
+    assert plain is not None
+    assert found is not None
+    assert (found.segments[0].ascent_radius, found.segments[0].anchor_strength) == (0.05, 0.01)
+    assert single_run(found).mu == pytest.approx(math.sqrt(2) * single_run(plain).mu)  # type: ignore[operator]

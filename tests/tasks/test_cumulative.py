@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
@@ -120,6 +121,30 @@ def test_two_averages_tell_all_of_their_models() -> None:
     found = ledger_figures(book.entries, DELTA)
     assert found.everywhere == pytest.approx(joint_of(*one.weights, *two.weights), rel=1e-9)
     assert found.by_region["eu"] == pytest.approx(one.epsilon, rel=1e-9)
+
+
+def test_releases_under_different_relations_have_figures_of_their_own_and_no_total() -> None:
+    """One lineage, a portfolio under replace-one and one under add-or-remove-one: nothing adds the two up."""
+    book = Book()
+    book.add(1, "eu", plan_of(Mechanism.LINEAR_COMBINATION, 1.2))
+    (own,) = {entry.region: entry for entry in book.entries}.values()
+    fields = json.loads(own.content()) | {
+        "serial": len(book.entries) + 1,
+        "release_id": "9" * 64,
+        "region": "us",
+        "neighboring_relation": "add_or_remove_one",
+    }
+    other = LedgerEntry.from_fields(fields, "entry")
+    found = ledger_figures([*book.entries, other], DELTA)
+    assert found.everywhere is None
+    assert found.reason is not None
+    assert (
+        "different neighbouring relations (add_or_remove_one, replace_one) are never added up" in found.reason
+    )
+    alone, added = found.by_region["eu"], found.by_region["us"]
+    assert alone is not None
+    assert added is not None
+    assert added < alone
 
 
 def test_a_draw_counts_as_what_was_drawn_and_a_lost_one_as_everything() -> None:

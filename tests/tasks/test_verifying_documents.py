@@ -101,6 +101,65 @@ def test_other_steps_in_the_ledger_are_found() -> None:
 
 
 @pytest.mark.parametrize(
+    ("field", "edit", "fault"),
+    [
+        ("data_digests", lambda old: dict.fromkeys(old, "9" * 64), "data in the ledger of c0, c1"),
+        ("tasks", lambda old: dict.fromkeys(old, "left"), "tasks in the ledger of c0, c1"),
+        (
+            "paths",
+            lambda old: {name: [[path[0][0], 1]] for name, path in old.items()},
+            "paths in the ledger of c0, c1",
+        ),
+    ],
+)
+def test_what_the_cumulative_figures_are_made_of_is_compared_with_the_runs(
+    field: str, edit: Any, fault: str
+) -> None:
+    _, evidence = made("tasks")
+    assert evidence.ledger is not None
+    outcomes = json.loads(evidence.ledger[1].content())["outcomes"]
+    outcomes[0][field] = edit(outcomes[0][field])
+    assert fault in faults(with_entry(evidence, outcomes=outcomes))
+
+
+def test_tasks_of_a_ledger_entry_without_tasks_are_found() -> None:
+    """An entry of shared records that claims disjoint tasks would make the cumulative figures too small."""
+    _, evidence = made("operator")
+    assert evidence.ledger is not None
+    outcomes = json.loads(evidence.ledger[1].content())["outcomes"]
+    names = outcomes[0]["candidates"]
+    outcomes[0]["tasks"] = {name: f"task-{name}" for name in names}
+    outcomes[0]["data_digests"] = {name: f"{k}" * 64 for k, name in enumerate(names)}
+    found = faults(with_entry(evidence, outcomes=outcomes))
+    assert {
+        f"tasks in the ledger of {', '.join(names)}",
+        f"data in the ledger of {', '.join(names)}",
+    } <= found
+
+
+def test_a_certificate_that_names_fewer_consulted_candidates_than_the_ledger_is_found() -> None:
+    certificate, evidence = made("validation")
+    assert evidence.ledger is not None
+    outcomes = json.loads(evidence.ledger[1].content())["outcomes"]
+    own, extra = outcomes[0], "looked-at-too"
+    own["candidates"].append(extra)
+    own["paths"][extra] = own["paths"][own["candidates"][0]]
+    assert extra not in certificate.consulted
+    assert "candidates that only the ledger names" in faults(with_entry(evidence, outcomes=outcomes))
+
+
+def test_a_portfolio_of_other_data_is_found() -> None:
+    _, evidence = made("tasks")
+    assert evidence.portfolio is not None
+    fields = json.loads(evidence.portfolio.content())
+    fields["task_data"]["left"]["private"]["digest"] = "9" * 64
+    fields["initialisation_digest"] = "8" * 64
+    other = type(evidence.portfolio).from_fields(fields, "manifest")
+    found = faults(replace(evidence, portfolio=other))
+    assert {"data_digest of the trajectory of c0", "initialisation_digest of the trajectory of c0"} <= found
+
+
+@pytest.mark.parametrize(
     ("change", "fault"),
     [
         ({"epsilon": 2.3}, "budget of the policy"),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from accounting.errors import InvalidInput
-from tasks.data import Rows, Splits, project
+from tasks.data import Rows, Splits, load_splits, project
+from tasks.recipes import DataRecipe
 from tasks.task_groups.disjointness import NotDisjoint, require_disjoint, require_public_apart
 from tests.tasks.task_groups.groups import rows, splits
 
@@ -56,6 +60,59 @@ def test_rows_that_projection_makes_equal_are_one_record() -> None:
     near, far = (project(Rows(features=one, labels=labels), 1.0) for one in (long, longer))
     with pytest.raises(NotDisjoint):
         require_disjoint({"left": splits(1, private=near), "right": splits(2, private=far)}, "It")
+
+
+def test_a_zero_that_projection_makes_has_no_sign() -> None:
+    """Rows of equal numbers are one record, however the sign of a number that becomes 0 was."""
+    labels = np.zeros(1, dtype=np.int64)
+    near, zero = (
+        project(Rows(features=np.array([[first, 4, 0, 0, 0]], dtype=np.float32), labels=labels), 1.0)
+        for first in (-1e-45, 0.0)
+    )
+    assert near.features.tobytes() == zero.features.tobytes()
+    with pytest.raises(NotDisjoint):
+        require_disjoint({"left": splits(1, private=near), "right": splits(2, private=zero)}, "It")
+
+
+def digits_of(*classes: int) -> Splits:
+    source = DataRecipe(loader="tasks.data:digits", arguments={"classes": list(classes)})
+    return load_splits(source, feature_radius=1.0, n_max=1300, neighboring_relation="add_or_remove_one")
+
+
+def test_a_record_is_known_again_where_a_loader_prepares_it_differently() -> None:
+    """An outside attack: digits centres by the public mean of the classes kept, so a shared 4 had other bytes."""
+    low, high = digits_of(0, 1, 2, 3, 4), digits_of(4, 5, 6, 7, 8)
+    with pytest.raises(NotDisjoint, match="low and high share records"):
+        require_disjoint({"low": low, "high": high}, "It")
+    require_disjoint({"low": low, "high": digits_of(5, 6, 7, 8, 9)}, "It")
+
+
+@pytest.mark.parametrize("standardise", ["public_train", {"a": {"mean": 2.0}}])
+def test_a_table_s_row_is_known_again_whatever_it_was_standardised_by(
+    tmp_path: Path, standardise: Any
+) -> None:
+    rows_of = {
+        "left": "1,2,0\n5,6,1\n",
+        "right": "7,9,1\n5,6,0\n",
+        "public": "3,1,0\n8,4,1\n",
+        "gate": "2,2,0\n6,1,1\n",
+    }
+    for name, lines in rows_of.items():
+        (tmp_path / f"{name}.csv").write_text("a,b,label\n" + lines)
+    found = {}
+    for task, scaled in (("left", None), ("right", standardise)):
+        arguments = {
+            "path": str(tmp_path / f"{task}.csv"),
+            "label": "label",
+            "classes": 2,
+            "public_train": str(tmp_path / "public.csv"),
+            "public_gate": str(tmp_path / "gate.csv"),
+            "standardise": scaled,
+        }
+        source = DataRecipe(loader="tasks.data:csv", arguments=arguments)
+        found[task] = load_splits(source, feature_radius=None, n_max=9, neighboring_relation="replace_one")
+    with pytest.raises(NotDisjoint, match="left and right share records"):
+        require_disjoint(found, "It")
 
 
 def test_a_near_copy_is_not_seen() -> None:

@@ -114,11 +114,11 @@ def test_the_digest_covers_what_is_meant() -> None:
         ("records: disjoint\n", "", "the field records is missing"),
         ("lineage:", "linage:", "unknown field linage; check its spelling"),
         ("seed: 7", "sed: 7", "unknown field initialisation.sed"),
-        ("{seed: 7}", "{}", "give either a seed or pretrain"),
+        ("{seed: 7}", "{}", "needs either a seed or pretrain"),
         (
             "{seed: 7}",
             "{seed: 7, pretrain: {steps: 5, learning_rate: 0.1, batch_size: 8, seed: 7}}",
-            "give either a seed or pretrain",
+            "needs either a seed or pretrain",
         ),
         (
             "{seed: 7}",

@@ -89,7 +89,10 @@ def test_a_groups_manifest_finds_its_public_rows_again(users_tasks: dict[str, Sp
             ],
             "tasks": {"a": "left", "b": "right"},
             "records": "disjoint",
-            "task_data": {"left": data, "right": data},
+            "task_data": {
+                task: {**data, "private": {"rows": None, "digest": digest * 64}}
+                for task, digest in (("left", "b"), ("right", "c"))
+            },
         },
         "manifest",
     )
@@ -174,3 +177,24 @@ def test_pretraining_learns_from_public_rows_and_is_repeatable() -> None:
     wild = pretrain.model_copy(update={"learning_rate": 1e30})
     with pytest.raises(InvalidInput, match=r"diverged.*lower pretrain\.learning_rate"):
         public_start(Start(pretrain=wild), NETWORK, public)
+
+
+def failing_trunk(width: int) -> torch.nn.Module:
+    """A user's trunk with a mistake in it."""
+
+    class Trunk(torch.nn.Module):
+        def forward(self, rows_: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("shapes do not fit")
+
+    return Trunk()
+
+
+def test_a_trunk_that_fails_is_named() -> None:
+    public = joined_splits({"left": splits(1), "right": splits(2, classes=2)}).public_train
+    trunk = {"factory": f"{__name__}:failing_trunk", "arguments": {"width": 3}}
+    network = NETWORK.model_copy(update={"arguments": {**NETWORK.arguments, "trunk": trunk}})
+    pretrain = Pretrain(steps=1, learning_rate=0.05, batch_size=4, seed=5)
+    with pytest.raises(
+        InvalidInput, match=r"The trunk .*failing_trunk failed on public rows with RuntimeError"
+    ):
+        public_start(Start(pretrain=pretrain), network, public)
