@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from infra.documents import NetworkRecord, PortfolioManifest
 from infra.tensor_file import FLOATS, NotSafetensors, TensorPlace, read_layout, widened
 from tasks import merging
 from tasks.policy_merges import Claim
-from tasks.registry import fetch_public_start
+from tasks.registry import CandidateCorrupted, CandidateMissing, fetch_public_start
 from tasks.threads import one_thread
 
 if TYPE_CHECKING:
@@ -40,12 +41,17 @@ class Material:
 
 
 def public_start(client: MlflowClient, manifest: PortfolioManifest, operator: str) -> bytes | None:
-    """The public initial parameters, where an operator needs them, or tasks are compared with where they started.
+    """The public initial parameters, where an operator needs them; errors as `fetch_public_start`.
 
-    Errors as `fetch_public_start`.
+    Several tasks are also compared with where they started, for people: nothing fails for want of that.
     """
-    wanted = merging.needs(operator).base or manifest.tasks is not None
-    return fetch_public_start(client, manifest) if wanted else None
+    if merging.needs(operator).base:
+        return fetch_public_start(client, manifest)
+    if manifest.tasks is None:
+        return None
+    with suppress(CandidateMissing, CandidateCorrupted):
+        return fetch_public_start(client, manifest)
+    return None
 
 
 def public_statistics(
