@@ -31,6 +31,7 @@ from tasks.registry import (
     register_candidate,
     require_up,
 )
+from tasks.release_merging import public_start
 from tasks.training import TrainedCandidate, train_candidate
 
 pytestmark = pytest.mark.system
@@ -125,6 +126,12 @@ def test_the_public_start_comes_back_whatever_one_run_has_lost(
     for damaged in (manifest, twice):
         with pytest.raises(CandidateCorrupted, match="not the manifest's initialisation_digest"):
             fetch_public_start(client, damaged)
+        group = damaged.model_copy(update={"tasks": {"only": "one"}})
+        assert (
+            public_start(client, group, "linear") is None
+        )  # only to be compared with: no release fails for it
+        with pytest.raises(CandidateCorrupted):
+            public_start(client, group, "ties")
     before = manifest.model_copy(update={"candidates": twice.candidates[:1]})
     with pytest.raises(CandidateMissing, match=r"train the portfolio again with `remerge train`"):
         fetch_public_start(client, before)
