@@ -94,6 +94,7 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
     from tasks.candidates import accountable
     from tasks.certifying import certify
     from tasks.cumulative import figures_after
+    from tasks.diagnostics import section
     from tasks.live_release import read_live
 
     policy = read_policy(services, region, serial)
@@ -198,8 +199,10 @@ def promote(services: Services, region: str, serial: int, provenance: Provenance
     if overtaken is not None:  # what has not been shown yet need not be shown any more
         return overtaken
     sentence = report.one_sentence(policy, certificate, draw, verdict)
-    shown = {**files, "report.md": page.encode()}
     diagnosis = diagnose_tasks(manifest, plan, loaded, model, start)
+    if diagnosis is not None:
+        page += "\n" + section(diagnosis)
+    shown = {**files, "report.md": page.encode()}
     version = register(services, policy, manifest, certificate, verdict, shown, sentence, diagnosis)
     release = report.release_manifest(
         policy,

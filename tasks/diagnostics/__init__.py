@@ -16,6 +16,7 @@ from tasks.diagnostics.geometry import cosines, drift, task_vector
 from tasks.diagnostics.losses import Score, network_with, score, sharpness
 from tasks.diagnostics.paths import PathPoint, along_path
 from tasks.diagnostics.plots import draw_cosines, draw_paths, pages
+from tasks.diagnostics.words import section
 
 __all__ = [
     "Diagnosis",
@@ -32,6 +33,7 @@ __all__ = [
     "network_with",
     "pages",
     "score",
+    "section",
     "sharpness",
     "task_vector",
 ]

@@ -142,6 +142,8 @@ def test_two_tasks_reach_production_as_one_model(
         assert metrics[f"drift_{task}"] > 0
         assert metrics[f"sharpness_own_{task}"] > 0
     assert -1 <= metrics["cosine_low_high"] < 1
+    assert "## How the merge went" in report
+    assert f"| low | {metrics['accuracy_own_low']:.3f} | {metrics['accuracy_merged_low']:.3f} |" in report
     shown_files = {one.path for one in services.mlflow.list_artifacts(version.run_id)}
     assert {"paths.png", "cosines.png"} <= shown_files
     assert "paths.png" not in shown.files  # computed from models that are not released: not for the world

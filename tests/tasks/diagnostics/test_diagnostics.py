@@ -21,6 +21,7 @@ from tasks.diagnostics import (
     network_with,
     pages,
     score,
+    section,
     sharpness,
     task_vector,
 )
@@ -152,6 +153,8 @@ def test_a_diagnosis_has_a_metric_for_each_figure_and_drawings() -> None:
     assert metrics["cosine_left_right"] < -0.5
     assert metrics["merge_gap_worst"] == max(metrics["merge_gap_left"], metrics["merge_gap_right"])
     assert all(math.isfinite(value) for value in metrics.values())
+    row = f"| left | {first.own.accuracy:.3f} | {first.merged.accuracy:.3f} | {first.merge_gap:+.3f} |"
+    assert row in section(found)
     drawn = pages(found)
     assert set(drawn) == {"paths.png", "cosines.png"}
     assert all(content.startswith(b"\x89PNG") for content in drawn.values())
