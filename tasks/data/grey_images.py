@@ -37,7 +37,9 @@ def grey_images(
     Args:
         of: "mnist", "fashion_mnist" or "cifar10".
         classes: the labels to keep, a public choice; new labels are positions in this list.
-        private_rows: keep only the first so many private rows (before `classes` are chosen).
+        private_rows: keep only the first so many private rows (before `classes` are chosen). Which rows are kept then
+            depends on how many come before them, so the data set that a guarantee is about are the rows kept: good for
+            experiments on published rows, and no rule by which to split private ones.
         halved: the mean of each 2 x 2 pixels instead: images (1, 14, 14).
         folder: a local folder in the data set's standard format; None: the cache.
 

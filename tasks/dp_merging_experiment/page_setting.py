@@ -54,7 +54,8 @@ def setting_in_words(
         "hyper-parameters were chosen by them and the statistics for Fisher weighting and RegMean come from them. Of "
         f"the public-gate rows the first {setting.test_rows:,} are the test rows. The data are verified by checksum, "
         "and the command refuses data in which a record is in two parts or in two tasks of a family: so a merge is "
-        "as private as the least private of its tasks (parallel composition).",
+        "as private as the least private of its tasks (parallel composition). The guarantee is about the rows kept: a "
+        "cut at a number of rows is fit for published data, not a rule by which private rows could be chosen.",
         "",
         f"Guarantee: (epsilon, {setting.delta:g}) for each task, add-or-remove-one, unit one image or one text, real-"
         "number arithmetic as everywhere. Noise is calibrated by `accounting.calibration` and every epsilon was "
