@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pytest
+
 from accounting.joint_release import single_run
 from accounting.trajectory import Trajectory
 from infra.documents import PortfolioManifest
@@ -139,7 +141,10 @@ class Training:
             assert run.steps == candidate.steps
             first = run.segments[0]
             unkilled = replace(run, segments=(replace(first, steps=candidate.steps, parent=None),))
-            assert single_run(run).epsilon(1e-5) == single_run(unkilled).epsilon(1e-5)
+            # Rounded up once for each segment, so equal but for the last bits.
+            assert single_run(run).epsilon(1e-5) == pytest.approx(
+                single_run(unkilled).epsilon(1e-5), rel=1e-12
+            )
             for before, after in zip(run.segments, run.segments[1:], strict=False):
                 assert after.parent is not None
                 assert (after.parent.segment, after.parent.step) == (before.id, before.steps)
