@@ -11,7 +11,6 @@ import hmac
 import io
 import os
 import secrets
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import numpy as np
 
 from infra.canonical import keyed_digest
 from tasks.data.image_cache import CacheUnusable, cache_folder
+from tasks.whole_file import write_whole
 
 _FOLDER = "frozen-features"
 _KEY_BYTES = 32
@@ -58,10 +58,12 @@ def _key(folder: Path) -> bytes:
     folder.chmod(0o700)
     file = folder / "key"
     if not file.exists():
-        _place(file, secrets.token_bytes(_KEY_BYTES), os.link)  # which leaves a file that is there already
+        write_whole(
+            file, secrets.token_bytes(_KEY_BYTES), os.link
+        )  # which leaves a file that is there already
     key = file.read_bytes()
     if len(key) != _KEY_BYTES:
-        _place(file, secrets.token_bytes(_KEY_BYTES), os.replace)
+        write_whole(file, secrets.token_bytes(_KEY_BYTES))
         key = file.read_bytes()
     return key
 
@@ -83,18 +85,4 @@ def _write(file: Path, features: np.ndarray, key: bytes) -> None:
     buffer = io.BytesIO()
     np.save(buffer, features, allow_pickle=False)
     content = buffer.getvalue()
-    _place(file, hmac.digest(key, content, "sha256") + content, os.replace)
-
-
-def _place(file: Path, content: bytes, put: Callable[[str, Path], None]) -> None:
-    """The file appears whole or not at all, readable by its owner alone."""
-    with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".", delete=False) as temporary:  # mode 0600
-        try:
-            temporary.write(content)
-            temporary.flush()
-            os.fsync(temporary.fileno())
-            put(temporary.name, file)
-        except FileExistsError:
-            pass
-        finally:
-            Path(temporary.name).unlink(missing_ok=True)
+    write_whole(file, hmac.digest(key, content, "sha256") + content)

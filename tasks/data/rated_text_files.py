@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import os
 import subprocess
 import sys
 import tarfile
@@ -21,6 +20,7 @@ from accounting.errors import InvalidInput
 from tasks.data.fetching import FetchFailed
 from tasks.data.image_cache import CacheUnusable
 from tasks.data.word_pieces import words
+from tasks.whole_file import write_whole
 
 PACKAGE = "vaderSentiment==3.3.2"
 _ARCHIVE = "5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9"  # SHA-256
@@ -150,7 +150,7 @@ def fetch_rated(cache: Path) -> None:
             if all(_verified(folder / one.file, one) for one in RATED_SETS.values()):
                 return
             for name, content in _contents(_downloaded()).items():
-                _place(folder / name, content)
+                write_whole(folder / name, content)
     except OSError as error:
         raise CacheUnusable.of(folder, error) from None
 
@@ -212,15 +212,3 @@ def _failed(reason: str) -> FetchFailed:
 def _verified(file: Path, one: RatedSet) -> bytes | None:
     content = file.read_bytes() if file.is_file() else b""
     return content if hashlib.sha256(content).hexdigest() == one.checksum else None
-
-
-def _place(path: Path, content: bytes) -> None:
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
-        try:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise

@@ -6,14 +6,13 @@ folder is readable by its owner alone, like the other private parts of the cache
 
 from __future__ import annotations
 
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from infra.canonical import canonical_json, sha256_hex, strict_json
 from tasks.data.image_cache import CacheUnusable, cache_folder
+from tasks.whole_file import write_whole
 
 FOLDER = "dp-merging"
 
@@ -80,12 +79,4 @@ class Store:
     def _place(self, path: Path, content: bytes) -> None:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.parent.mkdir(exist_ok=True, mode=0o700)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:  # mode 0600
-            try:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-                os.replace(file.name, path)
-            except BaseException:
-                os.unlink(file.name)
-                raise
+        write_whole(path, content)

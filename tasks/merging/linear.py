@@ -16,7 +16,6 @@ weights are used exactly as they are. Source of averaging: Wortsman et al. 2022,
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -29,7 +28,7 @@ import numpy as np
 
 from accounting.errors import IncompatibleCandidates, InvalidInput
 from infra.tensor_file import ELEMENT_BYTES, FLOATS, narrowed, new_layout, widened
-from tasks.merging.sources import Memory, Source, opened, replacing, require_same_architecture, write_all
+from tasks.merging.sources import Memory, Source, opened, require_same_architecture, write_to
 
 MERGE_RULE = (
     "each parameter is sum of weight x value over the candidates with non-zero weight, in the portfolio "
@@ -107,14 +106,7 @@ def _in_files(paths: Mapping[str, Path], used: Mapping[str, float], out: Path) -
     with ExitStack() as stack:
         sources = {name: stack.enter_context(opened(name, paths[name])) for name in used}
         merge = _Merge(sources, used)
-        try:
-            with replacing(out) as file:
-                os.truncate(file, merge.size)
-                merge.run(lambda start, content: write_all(file, start, content))
-        except OSError as error:
-            raise InvalidInput(
-                f"The merge cannot be written to {out} ({error.strerror or error}); choose another place."
-            ) from None
+        write_to(out, merge.size, merge.run)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,7 +21,7 @@ from tasks.merging.operator import Needs, Operator, Options, Value
 from tasks.merging.pcb import PCB
 from tasks.merging.regmean import REGMEAN
 from tasks.merging.slerp import SLERP
-from tasks.merging.sources import Memory, Source, opened, replacing, require_same_architecture, write_all
+from tasks.merging.sources import Memory, Source, opened, require_same_architecture, write_to
 from tasks.merging.task_arithmetic import TASK_ARITHMETIC
 from tasks.merging.ties import TIES
 from tasks.merging.wudi import WUDI
@@ -143,14 +142,7 @@ def merge_model_files(
                 lambda name, path: stack.enter_context(opened(name, path, *_statistics_of(name))),
             ),
         )
-        try:
-            with replacing(out) as file:
-                os.truncate(file, merge.size)
-                merge.run(lambda start, content: write_all(file, start, content))
-        except OSError as error:
-            raise InvalidInput(
-                f"The merge cannot be written to {out} ({error.strerror or error}); choose another place."
-            ) from None
+        write_to(out, merge.size, merge.run)
 
 
 BASE = ("The public start", "store it again from the recipe's seed")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
@@ -156,6 +156,22 @@ def replacing(out: Path) -> Iterator[int]:
         os.fsync(folder)  # so that the new name survives a power cut too
     finally:
         os.close(folder)
+
+
+def write_to(out: Path, size: int, run: Callable[[Callable[[int, memoryview], None]], None]) -> None:
+    """A merged file of so many bytes, written in any order by `run`, which is given what writes at a place.
+
+    Raises:
+        InvalidInput: it cannot be written.
+    """
+    try:
+        with replacing(out) as file:
+            os.truncate(file, size)
+            run(lambda start, content: write_all(file, start, content))
+    except OSError as error:
+        raise InvalidInput(
+            f"The merge cannot be written to {out} ({error.strerror or error}); choose another place."
+        ) from None
 
 
 def write_all(file: int, start: int, content: memoryview) -> None:

@@ -17,7 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from accounting.errors import IncompatibleCandidates, InvalidInput
-from tasks.merging import PIECE, linear, linear_combination, merge_files
+from tasks.merging import PIECE, linear_combination, merge_files, sources
 
 
 def file_of(**tensors: np.ndarray) -> bytes:
@@ -333,7 +333,7 @@ def test_a_file_that_shrinks_under_the_merge_is_named(
     for name, content in models.items():
         (tmp_path / name).write_bytes(content)
     once = threading.Event()
-    write = linear.write_all
+    write = sources.write_all
 
     def shrink_then_write(*arguments: object) -> None:
         if not once.is_set():
@@ -341,7 +341,7 @@ def test_a_file_that_shrinks_under_the_merge_is_named(
             os.truncate(tmp_path / "b", 1000)
         write(*arguments)
 
-    monkeypatch.setattr(linear, "write_all", shrink_then_write)
+    monkeypatch.setattr(sources, "write_all", shrink_then_write)
     with pytest.raises(IncompatibleCandidates, match=r"candidate b cannot be read .*cut short"):
         merge_files({name: tmp_path / name for name in models}, {"a": 0.5, "b": 0.5}, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
