@@ -16,6 +16,7 @@ from flows.account import account_app
 from flows.data import data_app
 from flows.experiment import app as experiment_app
 from flows.merge_tasks import merge_tasks
+from flows.options import OPERATORS, MergeOptions
 from flows.plan import plan
 from flows.tune import tune
 from infra.settings import Settings
@@ -125,17 +126,8 @@ def policy_set(
             help="linear_combination, random_selection or mixture; repeat for several; default the first two"
         ),
     ] = None,
-    merge: Annotated[
-        str,
-        typer.Option(
-            help="how the candidates become one model: linear, average, task_arithmetic, ties, dare, fisher, regmean, "
-            "pcb, wudi or slerp"
-        ),
-    ] = "linear",
-    merge_option: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=VALUE of the merge, for example density=0.3; repeat for several"),
-    ] = None,
+    merge: Annotated[str, typer.Option(help=f"how the candidates become one model: {OPERATORS}")] = "linear",
+    merge_option: MergeOptions = None,
     scope: Annotated[
         str,
         typer.Option(help="what the budget covers: release, region (all of its releases) or all_regions"),

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from accounting.errors import InvalidInput
+from flows.options import OPERATORS, MergeOptions
 from infra.settings import Settings
 
 COMMAND = "remerge merge-tasks"
@@ -32,17 +33,8 @@ def merge_tasks(
     ] = None,
     epsilon: Annotated[float | None, typer.Option(help="allowed epsilon, nats; with --region")] = None,
     delta: Annotated[float | None, typer.Option(help="allowed delta, below 1 / n_max; with --region")] = None,
-    merge: Annotated[
-        str,
-        typer.Option(
-            help="how the shared trunk is merged: linear, average, task_arithmetic, ties, dare, fisher, regmean, "
-            "pcb, wudi or slerp"
-        ),
-    ] = "linear",
-    merge_option: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=VALUE of the merge, for example density=0.3; repeat for several"),
-    ] = None,
+    merge: Annotated[str, typer.Option(help=f"how the shared trunk is merged: {OPERATORS}")] = "linear",
+    merge_option: MergeOptions = None,
     selection: Annotated[
         str, typer.Option(help="what the choice of each task's candidate goes by, as for `policy set`")
     ] = "noise",

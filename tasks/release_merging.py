@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from tasks.data import Rows
 
-# Relative: what another machine's rounding may change in a model whose statistics torch made in float32.
+# Relative to a tensor's largest value: what another machine's rounding may change in a merge.
 ROUNDING = 1e-5
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from accounting.errors import IncompatibleCandidates, InvalidInput
+from accounting.errors import InvalidInput
 from infra.documents import NetworkRecord
 from tasks.data import Rows
 from tasks.models.multi_task import MULTI_TASK_NETWORK
@@ -117,16 +117,9 @@ def task_accuracies(network: NetworkRecord, model: bytes, rows: Rows) -> dict[st
 
 
 def _loaded(network: NetworkRecord, model: bytes) -> nn.Module:
-    from tasks.models import build, state_from_bytes
+    from tasks.models import network_with, state_from_bytes
 
-    module = build(network)
-    try:
-        module.load_state_dict(state_from_bytes(model))
-    except RuntimeError as error:
-        raise IncompatibleCandidates(
-            f"The merged parameters do not fit the network {network.factory}: {str(error).splitlines()[-1].strip()}"
-        ) from None
-    return module
+    return network_with(network, state_from_bytes(model))
 
 
 def share_right(module: nn.Module, rows: Rows) -> float:

@@ -12,6 +12,7 @@ import io
 import os
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -58,9 +59,8 @@ def _key(folder: Path) -> bytes:
     folder.chmod(0o700)
     file = folder / "key"
     if not file.exists():
-        write_whole(
-            file, secrets.token_bytes(_KEY_BYTES), os.link
-        )  # which leaves a file that is there already
+        with suppress(FileExistsError):  # another process was first
+            write_whole(file, secrets.token_bytes(_KEY_BYTES), os.link)
     key = file.read_bytes()
     if len(key) != _KEY_BYTES:
         write_whole(file, secrets.token_bytes(_KEY_BYTES))

@@ -6,8 +6,6 @@ Private and public parts are files of their own, so that public rows can be had 
 from __future__ import annotations
 
 import fcntl
-import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +13,7 @@ from pathlib import Path
 from accounting.errors import InvalidInput, RemergeError
 from tasks.data.idx import idx_header, read_idx
 from tasks.data.image_sets import PARTS, ImageSet, Pictures
+from tasks.whole_file import whole_file
 
 
 class CacheUnusable(RemergeError):
@@ -72,17 +71,9 @@ def store(one: ImageSet, train: Pictures, test: Pictures, cache: Path) -> None:
             for path, array in zip(
                 files_of(one, part, cache), (pictures.images, pictures.labels), strict=True
             ):
-                with tempfile.NamedTemporaryFile(dir=folder, prefix=".", delete=False) as file:
-                    try:
-                        file.write(idx_header(array))
-                        file.write(array.data)
-                        file.flush()
-                        os.fchmod(file.fileno(), 0o644)  # everybody may read what is public anyway
-                        os.fsync(file.fileno())
-                        os.replace(file.name, path)
-                    except BaseException:
-                        os.unlink(file.name)
-                        raise
+                with whole_file(path, mode=0o644) as file:  # everybody may read what is public anyway
+                    file.write(idx_header(array))
+                    file.write(array.data)
     except OSError as error:
         raise CacheUnusable.of(folder, error) from None
 

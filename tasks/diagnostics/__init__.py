@@ -13,7 +13,7 @@ no guarantee that is finer than that, such as those of linear combinations. It b
 
 from tasks.diagnostics.diagnosing import Diagnosis, TaskDiagnosis, TaskModels, diagnose
 from tasks.diagnostics.geometry import cosines, drift, task_vector
-from tasks.diagnostics.losses import Score, network_with, score, sharpness
+from tasks.diagnostics.losses import Score, score, sharpness
 from tasks.diagnostics.paths import PathPoint, along_path
 from tasks.diagnostics.plots import draw_cosines, draw_paths, pages
 from tasks.diagnostics.words import section
@@ -30,7 +30,6 @@ __all__ = [
     "draw_cosines",
     "draw_paths",
     "drift",
-    "network_with",
     "pages",
     "score",
     "section",

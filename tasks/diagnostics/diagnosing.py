@@ -12,7 +12,7 @@ from accounting.errors import InvalidInput
 from infra.documents import NetworkRecord
 from tasks.data import Rows
 from tasks.diagnostics.geometry import cosines, drift, task_vector
-from tasks.diagnostics.losses import Score, network_with, sharpness
+from tasks.diagnostics.losses import Score, sharpness
 from tasks.diagnostics.paths import PathPoint, along_path, barrier
 
 RADIUS = 0.05  # of the sharpness, L2, in the units of the parameters
@@ -97,7 +97,7 @@ def diagnose(
         InvalidInput: no task, one named twice, or a radius or number of points out of range.
         IncompatibleCandidates: parameters that do not fit a network or one another.
     """
-    from tasks.models import state_from_bytes
+    from tasks.models import network_with, state_from_bytes
 
     names = [one.task for one in tasks]
     if not names or len(set(names)) < len(names):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from accounting.errors import IncompatibleCandidates, InvalidInput
-from infra.documents import NetworkRecord
+from accounting.errors import InvalidInput
 from tasks.data import Rows
 from tasks.objective import BINARY_CROSS_ENTROPY, CROSS_ENTROPY, predicted
 from tasks.validation import SCORED_AT_ONCE
@@ -23,24 +21,6 @@ class Score:
 
     loss: float  # mean cross-entropy, nats
     accuracy: float  # in [0, 1]
-
-
-def network_with(network: NetworkRecord, state: Mapping[str, Tensor]) -> nn.Module:
-    """Build a network and give it these parameters, in eval mode.
-
-    Raises:
-        IncompatibleCandidates: the parameters do not fit.
-    """
-    from tasks.models import build
-
-    module = build(network)
-    try:
-        module.load_state_dict(state)
-    except RuntimeError as error:
-        raise IncompatibleCandidates(
-            f"The parameters do not fit the network {network.factory}: {str(error).splitlines()[-1].strip()}"
-        ) from None
-    return module.eval()
 
 
 def score(module: nn.Module, rows: Rows) -> Score:

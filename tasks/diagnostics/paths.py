@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from accounting.errors import InvalidInput
 from infra.documents import NetworkRecord
 from tasks.data import Rows
-from tasks.diagnostics.losses import network_with, score
+from tasks.diagnostics.losses import score
+from tasks.models import network_with
 
 if TYPE_CHECKING:
     from torch import Tensor

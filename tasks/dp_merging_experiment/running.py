@@ -69,8 +69,8 @@ def start_model(start: Start, task: str, store: Store) -> bytes:
 
 def make_run(run: Run, store: Store) -> None:
     """Train one model privately, with noise that nobody can make again, measure it, and keep both."""
-    from tasks.diagnostics import drift, network_with, score, sharpness, task_vector
-    from tasks.models import state_from_bytes
+    from tasks.diagnostics import drift, score, sharpness, task_vector
+    from tasks.models import network_with, state_from_bytes
     from tasks.training import train_candidate
 
     family, task, method = run.family, run.task, run.method

@@ -141,18 +141,11 @@ def _inputs_of(layer: nn.Module) -> Callable[[Tensor], Tensor] | None:
 
 
 def _loaded(network: NetworkRecord, model: bytes, rows: Rows) -> nn.Module:
-    from tasks.models import build, state_from_bytes
+    from tasks.models import network_with, state_from_bytes
 
     if not len(rows):
         raise InvalidInput("Statistics need public rows, but there are none; give some.")
-    module = build(network)
-    try:
-        module.load_state_dict(state_from_bytes(model))
-    except RuntimeError as error:
-        raise IncompatibleCandidates(
-            f"The parameters do not fit the network {network.factory}: {str(error).splitlines()[-1].strip()}"
-        ) from None
-    return module.double().eval()
+    return network_with(network, state_from_bytes(model)).double()
 
 
 def _parts(rows: Rows, at_once: int) -> Iterator[Tensor]:

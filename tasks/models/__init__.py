@@ -6,7 +6,7 @@ that maps a batch of rows to one score a class or, where there are two classes, 
 refused unless it is frozen: tasks.training.fitness tries every network before it is trained.
 """
 
-from tasks.models.building import build, initial_state, state_bytes, state_from_bytes
+from tasks.models.building import build, initial_state, network_with, state_bytes, state_from_bytes
 from tasks.models.images import resnet18, small_cnn
 from tasks.models.linear import is_regression, logistic_regression, softmax_regression
 from tasks.models.multi_task import multi_task_network, task_network
@@ -19,6 +19,7 @@ __all__ = [
     "logistic_regression",
     "multi_task_network",
     "multilayer_perceptron",
+    "network_with",
     "resnet18",
     "small_cnn",
     "softmax_regression",

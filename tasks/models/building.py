@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from accounting.errors import InvalidInput
+from accounting.errors import IncompatibleCandidates, InvalidInput
 from infra.documents import NetworkRecord
 from tasks.import_path import call
 
@@ -28,6 +28,22 @@ def build(network: NetworkRecord) -> nn.Module:
             f"{type(module).__name__}."
         )
     return module
+
+
+def network_with(network: NetworkRecord, state: Mapping[str, Tensor]) -> nn.Module:
+    """Build a network and give it these parameters, in eval mode.
+
+    Raises:
+        IncompatibleCandidates: the parameters do not fit.
+    """
+    module = build(network)
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as error:
+        raise IncompatibleCandidates(
+            f"The parameters do not fit the network {network.factory}: {str(error).splitlines()[-1].strip()}"
+        ) from None
+    return module.eval()
 
 
 def initial_state(network: NetworkRecord, seed: int) -> dict[str, Tensor]:

@@ -18,7 +18,6 @@ from tasks.diagnostics import (
     cosines,
     diagnose,
     drift,
-    network_with,
     pages,
     score,
     section,
@@ -26,7 +25,7 @@ from tasks.diagnostics import (
     task_vector,
 )
 from tasks.diagnostics.paths import barrier
-from tasks.models import state_bytes
+from tasks.models import network_with, state_bytes
 
 NETWORK = NetworkRecord(factory="tasks.models:softmax_regression", arguments={"features": 3, "classes": 2})
 
